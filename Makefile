@@ -1,0 +1,32 @@
+# Each target makes its own .venv on first use; afterwards it is quick.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# What is not given on the command line comes from the machine; the tests want two workers at most.
+JOBS ?= 2
+
+.PHONY: demo test test-all bench lint
+demo: $(READY)
+	$(BIN)/fedstill demo
+
+test: lint
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+
+test-all: lint
+	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python scripts/kill_and_resume.py --kills 20
+
+bench: $(READY)
+	$(BIN)/python benchmarks/run.py
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("fedstill needs Python 3.11 or newer; try make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[llm,datasets,dev]"
+	touch $@

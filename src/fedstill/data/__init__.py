@@ -1,0 +1,1 @@
+"""Where text comes from, who holds which rows, and how it becomes tokens."""

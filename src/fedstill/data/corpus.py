@@ -1,0 +1,43 @@
+"""A corpus: labelled text with domains, as arrays that everything downstream indexes by row."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Labelled text. Every array has a value a row; a row's number is its name everywhere else."""
+
+    name: str
+    texts: list[str]
+    labels: Ints
+    label_names: tuple[str, ...]
+    pairs: list[str] | None = None
+    domains: Ints | None = None
+    domain_names: tuple[str, ...] = ()
+    groups: Ints | None = None
+    """Rows with the same number are one thing said twice: they never cross a split."""
+    held_out: npt.NDArray[np.bool_] | None = None
+    """Rows that came from a test file of their own: they are test rows in every partition."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """What was read, dropped or noticed, by reason; shown to the user, so that nothing is silent."""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def fingerprint(self) -> str:
+        """sha256 over texts, pairs, labels and their names, in order."""
+        digest = hashlib.sha256(repr((self.label_names, self.domain_names)).encode())
+        for text in (*self.texts, *(self.pairs or ())):
+            raw = text.encode()
+            digest.update(len(raw).to_bytes(8, "little") + raw)
+        for array in (self.labels, self.domains, self.groups, self.held_out):
+            digest.update(b"-" if array is None else array.tobytes())
+        return digest.hexdigest()
