@@ -1,0 +1,44 @@
+"""DS-FL: probabilities averaged and sharpened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from fedstill.algorithms.base import Algorithm
+from fedstill.learning.losses import Distillation, distillation
+from fedstill.parties.client import Client
+from fedstill.parties.server import Server
+from fedstill.wire.messages import Answer, Opinion
+from fedstill.wire.replies import Replies, uniform
+
+
+@dataclass(frozen=True)
+class DSFL(Algorithm):
+    """Entropy reduction aggregation: q = s(mean p^k / T) on probabilities, T = 0.1; all minimise KL(q||p).
+
+    Messages hold what the softmax is taken of: opinions are probabilities p^k, the answer is mean p^k / T. On logits,
+    sharpening followed by argmax would change nothing. `weights: size` counts clients by n_k, as AdaFD describes it.
+    """
+
+    temperature: float = 0.1
+    weights: Literal["uniform", "size"] = "uniform"
+    server_loss: Distillation = "kl"
+    client_loss: Distillation = "kl"
+
+    needs: ClassVar[frozenset[str]] = frozenset({"public"})
+    paper: ClassVar[str] = "DS-FL (Itahara 2021), as in AdaFD"
+    cost: ClassVar[str] = "NC(K+1)"
+
+    def digest(self, me: Client, answer: Answer) -> None:
+        me.distill(answer.logits, distillation(self.client_loss))
+
+    def opine(self, me: Client) -> Opinion:
+        me.train()
+        return Opinion(me.predict().softmax(-1))
+
+    def server(self, me: Server, ups: Replies[Opinion]) -> Answer:
+        weights = ups.sizes / ups.sizes.sum() if self.weights == "size" else uniform(len(ups))
+        sharpened = ups.blend("logits", weights) / self.temperature
+        me.distill(sharpened, distillation(self.server_loss))
+        return Answer(sharpened)

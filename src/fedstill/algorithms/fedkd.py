@@ -1,0 +1,77 @@
+"""FedKD (Gong 2022): one-shot; everybody trains to the end, speaks once, and the server learns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedstill.algorithms.base import Algorithm, Answers, Federation
+from fedstill.learning.losses import distillation
+from fedstill.parties.client import Client
+from fedstill.parties.server import Server
+from fedstill.wire.messages import Done, Opinion
+from fedstill.wire.replies import Replies
+
+
+@dataclass(frozen=True)
+class FedKD(Algorithm):
+    """Clients train T times E epochs (`local: last_round` for E) and send their logits once; nothing comes back.
+
+    Readings of the server's step: `released` (default): MSE to sum_k (n_k/n) z^k; `text`: KL to the same, as AdaFD's
+    text says; `original`: classes weighed by n_k^c / sum_j n_j^c, logits quantised to 1/100 of the largest with Laplace
+    noise (the paper gives no scale; ours is `noise` quantisation steps), L1.
+    """
+
+    reading: Literal["released", "text", "original"] = "released"
+    local: Literal["every_round", "last_round"] = "every_round"
+    noise: float = 1.0
+
+    needs: ClassVar[frozenset[str]] = frozenset({"public"})
+    paper: ClassVar[str] = "FedKD (Gong 2022), as in AdaFD"
+    cost: ClassVar[str] = "NCK once"
+
+    def round(self, fed: Federation, answer: Answers) -> None:
+        if fed.round == fed.rounds:
+            self.server(fed.server, fed.call("turn", clients=list(fed.clients)))
+        elif self.local == "every_round":
+            fed.call("practise")
+
+    def practise(self, me: Client, nothing: None) -> Done:
+        """Train and keep quiet."""
+        me.train()
+        me.evaluate("trained")
+        return Done()
+
+    def opine(self, me: Client) -> Opinion:
+        me.train()
+        logits = me.predict()
+        return Opinion(self._disguise(me, logits) if self.reading == "original" else logits)
+
+    def server(self, me: Server, ups: Replies[Opinion]) -> None:
+        if self.reading == "original":
+            counts = torch.stack([_counts(ups, client) for client in ups]).double()
+            shares = counts / counts.sum(0).clamp(min=1)
+            # A class that nobody has would get no teacher at all: there everybody counts by size.
+            weights = torch.where(counts.sum(0) > 0, shares, (ups.sizes / ups.sizes.sum())[:, None])[:, None, :]
+        else:
+            weights = ups.sizes / ups.sizes.sum()
+        loss = {"released": distillation("mse"), "text": distillation("kl"), "original": distillation("l1")}
+        me.distill(ups.blend("logits", weights), loss[self.reading])
+
+    def _disguise(self, me: Client, logits: Tensor) -> Tensor:
+        step = logits.abs().max() / 100
+        noise = me.generator("laplace").laplace(size=tuple(logits.shape))
+        return (logits / step).round() * step + self.noise * step * torch.from_numpy(noise).to(logits.dtype)
+
+    def requires(self) -> frozenset[str]:
+        """The original reading weighs classes by who has them."""
+        return self.needs | ({"label_counts"} if self.reading == "original" else set())
+
+
+def _counts(ups: Replies[Opinion], client: str) -> Tensor:
+    counts = ups.clients[client].label_counts
+    assert counts is not None  # `requires` says so
+    return counts

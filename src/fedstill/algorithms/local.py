@@ -1,0 +1,26 @@
+"""Local: everybody alone; the lower bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fedstill.algorithms.base import Algorithm
+from fedstill.parties.client import Client
+from fedstill.parties.server import Server
+from fedstill.wire.messages import Done
+from fedstill.wire.replies import Replies
+
+
+@dataclass(frozen=True)
+class Local(Algorithm):
+    """Every client trains on its own rows, T times E epochs; nothing of use travels."""
+
+    has_server_model: ClassVar[bool] = False
+    cost: ClassVar[str] = "0"
+
+    def opine(self, me: Client) -> Done:
+        return Done(loss=min(me.train().mean))
+
+    def server(self, me: Server, ups: Replies[Any]) -> None:
+        return None

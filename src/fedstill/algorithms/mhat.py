@@ -1,0 +1,53 @@
+"""MHAT: opinions become votes, weighed by how much data stands behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedstill.algorithms.base import Algorithm
+from fedstill.learning.losses import Distillation, distillation, probability_ce
+from fedstill.parties.client import Client
+from fedstill.parties.server import Server
+from fedstill.wire.messages import Answer, Opinion
+from fedstill.wire.replies import Replies
+
+
+@dataclass(frozen=True)
+class MHAT(Algorithm):
+    """The server minimises sum_k (n_k/n) CE(f, argmax z^k); clients CE to the argmax of its prediction.
+
+    Options: `server_loss: kl` (towards sum_k (n_k/n) z^k) and `client_loss: kl`.
+    """
+
+    server_loss: Distillation = "hard"
+    client_loss: Distillation = "hard"
+
+    needs: ClassVar[frozenset[str]] = frozenset({"public"})
+    paper: ClassVar[str] = "MHAT (Hu 2021), as in AdaFD"
+    cost: ClassVar[str] = "NC(K+1)"
+
+    def digest(self, me: Client, answer: Answer) -> None:
+        me.distill(answer.logits, distillation(self.client_loss))
+
+    def opine(self, me: Client) -> Opinion:
+        me.train()
+        return Opinion(me.predict())
+
+    def server(self, me: Server, ups: Replies[Opinion]) -> Answer:
+        weights = ups.sizes / ups.sizes.sum()
+        if self.server_loss == "hard":
+            # sum_k w_k CE(f, y_k) is the cross-entropy with the share of votes of each class.
+            votes = ups.change("logits", one_hot)
+            me.distill(votes.blend("logits", weights), probability_ce)
+        else:
+            me.distill(ups.blend("logits", weights), distillation(self.server_loss))
+        return Answer(me.predict())
+
+
+def one_hot(logits: Tensor) -> Tensor:
+    """All on the most likely class."""
+    return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)

@@ -1,0 +1,115 @@
+"""How much each teacher counts: AdaFD's three answers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedstill.algorithms.llm import Chat, Unusable, ask, statistics
+from fedstill.parties.server import Server
+from fedstill.wire.messages import Opinion
+from fedstill.wire.replies import Replies
+
+SMALLEST_LOSS = 1e-8
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """From the clients' losses l_k [K] to weights w_k [K] that sum to one."""
+
+    wants_f1: ClassVar[bool] = False
+
+    def __call__(self, me: Server, ups: Replies[Opinion], losses: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    @property
+    def title(self) -> str:
+        """How tables call it."""
+        return type(self).__name__
+
+    @property
+    def wants_labelled(self) -> bool:
+        """Whether clients must also opine on the server's labelled rows."""
+        return False
+
+
+@dataclass(frozen=True)
+class RNWC(Weighting):
+    """Reciprocal: w_k ~ 1 / l_k."""
+
+    def __call__(self, me: Server, ups: Replies[Opinion], losses: Tensor) -> Tensor:
+        reciprocal = 1.0 / losses.double().clamp(min=SMALLEST_LOSS)  # Eq. 6
+        return reciprocal / reciprocal.sum()
+
+
+@dataclass(frozen=True)
+class ENWC(Weighting):
+    """Exponential: w = softmax(-beta l). With `learnable`, beta follows the server's labelled rows."""
+
+    beta: float = 5.0
+    learnable: bool = False
+
+    def __call__(self, me: Server, ups: Replies[Opinion], losses: Tensor) -> Tensor:
+        losses = losses.double()
+        if self.learnable:
+            self._learn(me, ups, losses)
+        return torch.softmax(-self.current(me) * losses, 0)  # Eq. 7
+
+    def current(self, me: Server) -> float:
+        """The beta in use: the one learnt so far, or the one given."""
+        learnt = me.memory.get("beta", self.beta) if self.learnable else self.beta
+        assert isinstance(learnt, float)
+        return learnt
+
+    def _learn(self, me: Server, ups: Replies[Opinion], losses: Tensor) -> None:
+        """Follow the gradient of the blend's cross-entropy on the labelled rows; beta stays within 0.01 and 100."""
+        assert me.data.labelled is not None
+        assert me.data.labelled.labels is not None
+        opinions, labels = ups.column("labelled_logits").double(), me.data.labelled.labels
+        log_beta = torch.tensor(math.log(self.current(me)), dtype=torch.float64, requires_grad=True)
+        optimiser = torch.optim.Adam([log_beta], lr=0.05)
+        for _ in range(100):
+            weights = torch.softmax(-log_beta.exp() * losses, 0)
+            loss = torch.nn.functional.cross_entropy((weights[:, None, None] * opinions).sum(0), labels)
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            with torch.no_grad():
+                log_beta.clamp_(math.log(0.01), math.log(100.0))
+        me.memory["beta"] = float(log_beta.detach().exp())
+        me.observe("beta", {"beta": self.current(me)})
+
+    @property
+    def title(self) -> str:
+        """ENWC, or ENWC with a learnt beta."""
+        return "ENWC learnable" if self.learnable else "ENWC"
+
+    @property
+    def wants_labelled(self) -> bool:
+        """Only a learnable beta looks at labels."""
+        return self.learnable
+
+
+@dataclass(frozen=True)
+class LLMWC(Weighting):
+    """A language model returns the weights (appendix A's prompt); ENWC stands in when its answers are unusable."""
+
+    chat: Chat = Chat()
+    beta: float = 5.0
+
+    wants_f1: ClassVar[bool] = True
+
+    def __call__(self, me: Server, ups: Replies[Opinion], losses: Tensor) -> Tensor:
+        clients = [
+            statistics(name, float(loss), opinion.f1 or 0.0, opinion.logits)
+            for (name, opinion), loss in zip(ups.items(), losses, strict=True)
+        ]
+        try:
+            return torch.tensor(ask(self.chat, clients), dtype=torch.float64)
+        except Unusable as reason:
+            me.notes.append(f"LLMWC fell back to ENWC(beta={self.beta:g}): {reason}")
+            return ENWC(self.beta)(me, ups, losses)

@@ -1,0 +1,212 @@
+"""The experiment, typed: everything a run needs, with a default for nearly all of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+
+from fedstill import algorithms
+from fedstill.algorithms.base import Algorithm
+from fedstill.configfile import Source, dump
+from fedstill.data.corpora import CorpusSpec
+from fedstill.data.partition import PartitionSpec
+from fedstill.errors import FedstillError
+from fedstill.learning.phases import PhaseSettings
+from fedstill.models import ModelSpec
+from fedstill.parties.party import PartySpec, TrainSettings
+from fedstill.plugins import nearest
+from fedstill.settings import Settings
+
+
+class ClientSpec(Settings):
+    """One client's own model and settings; what it does not set is the experiment's."""
+
+    model: ModelSpec
+    train: TrainSettings = TrainSettings()
+    distill: PhaseSettings = PhaseSettings()
+
+
+class MemorySpec(Settings):
+    """How much may stay loaded; what is over it sleeps on disk."""
+
+    host: str | None = None
+    """For all clients' models together, as `512MiB` or `4GiB`; None is no limit."""
+
+    @field_validator("host")
+    @classmethod
+    def _readable(cls, value: str | None) -> str | None:
+        bytes_of(value)
+        return value
+
+
+def bytes_of(size: str | None) -> int | None:
+    """`4GiB` as a number of bytes."""
+    if size is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B)", size.strip())
+    if not match:
+        raise ValueError(f"{size!r} is not a size; write for example 512MiB or 4GiB")
+    scale = {"K": 1, "M": 2, "G": 3}[match[2][0]]
+    return int(float(match[1]) * (1024 if "i" in match[2] else 1000) ** scale)
+
+
+class Experiment(Settings):
+    """Everything a run needs; `fedstill.run(Experiment(...))` runs it."""
+
+    name: str = Field("experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    corpus: CorpusSpec = CorpusSpec(name="tweets")
+    labels: list[str] | None = None
+    """Ordered; derived from the whole corpus when not given."""
+    partition: PartitionSpec = PartitionSpec()
+    clients: ModelSpec | list[ModelSpec] | dict[str, ClientSpec] = ModelSpec(name="bert-tiny")
+    """One model for all, a list (domains sort by name), or client -> {model: ..., train: {...}}."""
+    server: ModelSpec = ModelSpec(name="bert-tiny")
+    algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "AdaFD"})
+    train: TrainSettings = TrainSettings()
+    distill: PhaseSettings = PhaseSettings()
+    """What is not set here is as in `train`."""
+    rounds: int = Field(3, ge=1)
+    participation: float = Field(1.0, gt=0, le=1)
+    """Share of the clients that are active in a round, drawn anew every round."""
+    quorum: float = Field(1.0, ge=0, le=1)
+    """Share of the active clients that must answer, or the run ends."""
+    seed: int = Field(0, ge=0)
+    engine: Literal["local"] = "local"
+    workers: int | Literal["auto"] = "auto"
+    """Processes that clients are spread over; auto is one a core."""
+    threads: int = Field(1, ge=1)
+    """Of each party's computation on a CPU; another number gives other gradients."""
+    device: str = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    memory: MemorySpec = MemorySpec()
+    save_every: int = Field(1, ge=1)
+    """Rounds from one checkpoint to the next."""
+
+    @field_validator("algorithm", mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @field_validator("clients", mode="before")
+    @classmethod
+    def _short_clients(cls, value: Any) -> Any:
+        # {name: textcnn, ...} is one model for all; anything else that is a mapping goes by client.
+        if isinstance(value, dict) and not ("name" in value and isinstance(value["name"], str)):
+            return {client: {"model": spec} if isinstance(spec, str) else spec for client, spec in value.items()}
+        return ModelSpec.model_validate(value) if isinstance(value, str | dict) else value
+
+    @field_validator("workers")
+    @classmethod
+    def _positive(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError("must be at least 1, or auto")
+        return value
+
+    @model_validator(mode="after")
+    def _checked(self) -> Experiment:
+        for spec in self._models():
+            spec.check()
+        self.make_algorithm()
+        return self
+
+    def _models(self) -> list[ModelSpec]:
+        if isinstance(self.clients, ModelSpec):
+            return [self.server, self.clients]
+        if isinstance(self.clients, list):
+            return [self.server, *self.clients]
+        return [self.server, *(spec.model for spec in self.clients.values())]
+
+    def make_algorithm(self) -> Algorithm:
+        """The algorithm as an object."""
+        return algorithms.make(self.algorithm)
+
+    def server_spec(self) -> PartySpec:
+        """The server's model and settings."""
+        return PartySpec(self.server, self.train, _inherit(self.distill, self.train))
+
+    def client_specs(self, names: Sequence[str]) -> dict[str, PartySpec]:
+        """Every client's model and settings, by the names that the partition gave them."""
+        if isinstance(self.clients, dict):
+            unknown = [name for name in self.clients if name not in names]
+            missing = [name for name in names if name not in self.clients]
+            if unknown:
+                raise FedstillError(
+                    f"clients: the partition has no client {unknown[0]!r}; {nearest(unknown[0], names)}"
+                )
+            if missing:
+                raise FedstillError(
+                    f"clients: nothing is said of {', '.join(missing)}; list every client, or one model for all."
+                )
+            return {name: self._client(self.clients[name]) for name in names}
+        models = self.clients if isinstance(self.clients, list) else [self.clients] * len(names)
+        if len(models) != len(names):
+            raise FedstillError(
+                f"clients: {len(models)} models for {len(names)} clients ({', '.join(names)}); one for all or one each."
+            )
+        distill = _inherit(self.distill, self.train)
+        return {name: PartySpec(model, self.train, distill) for name, model in zip(names, models, strict=True)}
+
+    def _client(self, spec: ClientSpec) -> PartySpec:
+        train = _inherit(spec.train, self.train)
+        return PartySpec(spec.model, train, _inherit(spec.distill, _inherit(self.distill, train)))
+
+    def to_yaml(self) -> str:
+        """The whole experiment, defaults included."""
+        return dump(self.model_dump(mode="json"))
+
+
+def _inherit(own: Any, general: BaseModel) -> Any:
+    """`own` with what it does not set taken from `general`."""
+    inherited = {name: getattr(general, name) for name in general.model_fields_set if name in type(own).model_fields}
+    chosen = {name: getattr(own, name) for name in own.model_fields_set}
+    return type(own)(**(inherited | chosen))
+
+
+def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+    """An experiment file with overrides; everything wrong with it is one message with a line."""
+    source = Source.read(Path(path))
+    source.override(overrides)
+    return from_source(source)
+
+
+def from_source(source: Source) -> Experiment:
+    """The typed experiment; pydantic's complaints become sentences with places."""
+    try:
+        return Experiment.model_validate(source.values)
+    except FedstillError as error:
+        raise FedstillError(f"{source.name}: {error}") from error
+    except ValidationError as error:
+        raise FedstillError("\n".join(dict.fromkeys(_sentence(source, item) for item in error.errors()))) from error
+
+
+def _sentence(source: Source, item: Any) -> str:
+    path = [part for part in item["loc"] if not _is_branch(part)]
+    dotted = ".".join(str(part) for part in path)
+    where = source.place(path)
+    if item["type"] == "extra_forbidden":
+        return f"{where}: unknown key {dotted!r}; {nearest(str(path[-1]), _keys_at(path[:-1]))}"
+    message = item["msg"].removeprefix("Value error, ")
+    given = f" (given: {item['input']!r})" if isinstance(item["input"], str | int | float | bool) else ""
+    return f"{where}: {dotted}: {message[:1].lower() + message[1:]}{given}." if dotted else f"{where}: {message}."
+
+
+def _is_branch(part: str | int) -> bool:
+    """Whether pydantic put the name of a union's branch here rather than a key."""
+    return isinstance(part, str) and (part[:1].isupper() or "[" in part or part in ("function-before", "literal"))
+
+
+def _keys_at(path: Sequence[str | int]) -> list[str]:
+    """The known keys of the mapping at that path."""
+    model: Any = Experiment
+    for part in path:
+        if isinstance(part, int):
+            continue
+        field = model.model_fields.get(part) if hasattr(model, "model_fields") else None
+        kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
+        nested = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        model = nested[0] if nested else ClientSpec
+    return list(model.model_fields)

@@ -1,0 +1,47 @@
+"""AdaFD's Amazon reviews, as its authors publish them: a CSV, or a folder of CSVs, a domain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedstill.data.corpora.files import Columns, Row, read
+from fedstill.errors import FedstillError
+
+LABELS = ("neutral", "positive", "negative")
+"""In the order of their numbers in the files."""
+
+SPLITS = {"train", "dev", "valid", "validation", "test"}
+
+
+def rows(folder: Path, encoding: str = "utf-8") -> list[Row]:
+    """Every review below the folder, with its file's or folder's name as its domain."""
+    return [
+        row._replace(label=_label(row), domain=domain)
+        for domain, file in _files(folder)
+        for row in read(file, Columns(), encoding)
+    ]
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    if not folder.is_dir():
+        raise FedstillError(
+            f"{folder} is not a folder; set `path:` to the one that holds automotive, baby and the rest."
+        )
+    files = sorted(folder.glob("*.csv")) + sorted(folder.glob("*/*.csv"))
+    if not files:
+        raise FedstillError(
+            f"{folder} holds no CSV file; put a file or a folder a domain into it (automotive.csv, ...)."
+        )
+    for file in files:
+        domain = file.stem if file.parent == folder else file.parent.name
+        if domain.lower() in SPLITS:
+            raise FedstillError(f"{file} is a split, not a domain; set `path:` to the folder above, {folder.parent}.")
+        yield domain, file
+
+
+def _label(row: Row) -> str:
+    names = {str(number): name for number, name in enumerate(LABELS)}
+    if row.label not in names:
+        raise row.fault(f"the label is {row.label!r}; it must be 0 (neutral), 1 (positive) or 2 (negative).")
+    return names[row.label]

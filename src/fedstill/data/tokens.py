@@ -1,0 +1,160 @@
+"""The token store: each text is tokenised once per tokenizer, into flat arrays that batches are cut from.
+
+A store is a folder of three arrays (ids, offsets, and token types for pairs), named by its content and memory-mapped,
+so that worker processes share one copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedstill.data.artefacts import cache_folder
+from fedstill.data.corpus import Ints
+from fedstill.errors import FedstillError
+
+Encoded = tuple[npt.NDArray[np.int32], Ints, npt.NDArray[np.uint8] | None]
+"""ids of all texts one after the other, where each text starts (and the end), token types or None."""
+
+
+class Tokenizer(Protocol):
+    """What turns text into numbers; private to a party."""
+
+    pad_id: int
+
+    @property
+    def vocabulary(self) -> int:
+        """How many different numbers there are."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the numbers would."""
+
+    def encode(self, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int) -> Encoded:
+        """Every text (or pair) cut to `max_length` numbers, special tokens included."""
+
+    def save(self, folder: Path) -> None:
+        """Write what is needed to load it again."""
+
+
+@dataclass
+class TokenStore:
+    """Tokenised texts as flat arrays; `batch` cuts any rows out of them without a Python loop over tokens."""
+
+    ids: npt.NDArray[np.int32]
+    offsets: Ints
+    types: npt.NDArray[np.uint8] | None
+    pad_id: int = 0
+    pads_left: bool = False
+
+    @classmethod
+    def read(cls, folder: Path) -> TokenStore:
+        """A store that `store_tokens` made, memory-mapped."""
+        arrays = _read(folder)
+        if arrays is None:
+            raise FedstillError(f"the token store {folder} is gone or broken: start the run again to make it anew.")
+        return cls(*arrays)
+
+    def pad_as(self, pad_id: int, pads_left: bool) -> None:
+        """Pad as this model wants it."""
+        self.pad_id, self.pads_left = pad_id, pads_left
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """Tokens of every text."""
+        return np.diff(self.offsets)
+
+    def batch(self, rows: Ints) -> dict[str, npt.NDArray[np.int64]]:
+        """ids, mask and types of those texts, padded to the longest of them."""
+        starts, lengths = self.offsets[rows], self.lengths[rows]
+        width = max(1, int(lengths.max()))
+        columns = np.arange(width)[None, :]
+        if self.pads_left:
+            columns = columns - (width - lengths)[:, None]
+        mask = (columns >= 0) & (columns < lengths[:, None])
+        where = np.where(mask, starts[:, None] + columns, 0)
+        batch = {
+            "input_ids": np.where(mask, self.ids[where], self.pad_id).astype(np.int64),
+            "attention_mask": mask.astype(np.int64),
+        }
+        if self.types is not None:
+            batch["token_type_ids"] = np.where(mask, self.types[where], 0).astype(np.int64)
+        return batch
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Some rows of a store, with their labels where the holder may know them."""
+
+    store: TokenStore
+    rows: Ints
+    labels: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """Tokens of every example."""
+        return self.store.lengths[self.rows]
+
+    def batch(self, picked: Tensor, device: torch.device) -> dict[str, Tensor]:
+        """The model's input for those examples (numbered within these rows)."""
+        arrays = self.store.batch(self.rows[picked.numpy()])
+        return {name: torch.from_numpy(array).to(device, non_blocking=True) for name, array in arrays.items()}
+
+
+def store_tokens(
+    tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int, key: str
+) -> Path:
+    """The folder of those texts' tokens, made now or long ago; `key` is a fingerprint of the texts."""
+    name = hashlib.sha256(f"1/{tokenizer.fingerprint}/{max_length}/{key}".encode()).hexdigest()[:32]
+    folder = cache_folder() / "tokens" / name
+    arrays = _read(folder)
+    if arrays is None or len(arrays[1]) != len(texts) + 1:
+        _write(folder, tokenizer.encode(texts, pairs, max_length))
+    return folder
+
+
+def _read(folder: Path) -> Encoded | None:
+    """The arrays of a store, or None where there is no whole one."""
+    try:
+        ids, offsets = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("ids", "offsets"))
+        types = np.load(folder / "types.npy", mmap_mode="r") if (folder / "types.npy").exists() else None
+    except (OSError, ValueError):
+        return None
+    if not len(offsets) or offsets[-1] != len(ids):
+        return None
+    return ids, np.asarray(offsets), types
+
+
+def _write(folder: Path, encoded: Encoded) -> None:
+    """Write a store so that it is there whole or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
+    try:
+        for name, array in zip(("ids", "offsets", "types"), encoded, strict=True):
+            if array is not None:
+                np.save(scratch / f"{name}.npy", array)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(folder)  # a broken one; a whole one would have been read
+        with contextlib.suppress(OSError):  # another process was first: its store is the same
+            os.replace(scratch, folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

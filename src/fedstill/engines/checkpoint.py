@@ -1,0 +1,99 @@
+"""Checkpoints: a checksummed manifest of immutable files a round boundary; the last two are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedstill.files import FileReference, write_whole
+
+KEPT = 2
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a run needs to go on after a round."""
+
+    round: int
+    parties: dict[str, FileReference]
+    answer: dict[str, FileReference]
+    """The last answer: under "" when it was one for all, else by client."""
+    offsets: dict[str, int]
+    bytes: dict[str, int]
+    """Crossed so far, up and down."""
+    seconds: float
+    experiment: dict[str, Any]
+    corpus: str
+
+
+def folder_of(run: Path) -> Path:
+    """Where a run's checkpoints lie."""
+    return run / "checkpoint"
+
+
+def write(run: Path, manifest: Manifest) -> None:
+    """Write the manifest, then drop those before the last two and every file that none of the kept ones names."""
+    body = asdict(manifest)
+    text = json.dumps({"manifest": body, "sha256": _digest(body)}, indent=1)
+    write_whole(folder_of(run) / f"round-{manifest.round:05d}.json", text.encode())
+    _prune(run)
+
+
+def latest(run: Path) -> tuple[Manifest | None, list[str]]:
+    """The newest whole checkpoint, and a sentence for every broken one that was passed over."""
+    passed: list[str] = []
+    for path in sorted(folder_of(run).glob("round-*.json"), reverse=True):
+        manifest = _read(path)
+        broken = ["its manifest"] if manifest is None else _broken_files(run, manifest)
+        if manifest is not None and not broken:
+            return manifest, passed
+        passed.append(f"{path.name} is broken ({', '.join(broken)}): using the one before it.")
+    return None, passed
+
+
+def _broken_files(run: Path, manifest: Manifest) -> list[str]:
+    references = {**manifest.parties, **manifest.answer}
+    return [ref.file for ref in references.values() if ref.read(folder_of(run)) is None]
+
+
+def _read(path: Path) -> Manifest | None:
+    try:
+        whole = json.loads(path.read_text())
+        body = whole["manifest"]
+        if whole["sha256"] != _digest(body):
+            return None
+        for name in ("parties", "answer"):
+            body[name] = {key: FileReference(**value) for key, value in body[name].items()}
+        return Manifest(**body)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _prune(run: Path) -> None:
+    folder = folder_of(run)
+    manifests = sorted(folder.glob("round-*.json"), reverse=True)
+    for path in manifests[KEPT:]:
+        path.unlink()
+    kept = [manifest for path in manifests[:KEPT] if (manifest := _read(path)) is not None]
+    wanted = {reference.file for m in kept for reference in (*m.parties.values(), *m.answer.values())}
+    for path in (folder / "state").glob("*"):
+        if str(path.relative_to(folder)) not in wanted:
+            path.unlink(missing_ok=True)
+
+
+def clear(run: Path) -> None:
+    """Drop all checkpoints: the run is finished."""
+    folder = folder_of(run)
+    for path in [*folder.glob("round-*.json"), *(folder / "state").glob("*")]:
+        path.unlink(missing_ok=True)
+    for path in (folder / "state", folder):
+        if path.is_dir():
+            path.rmdir()

@@ -1,0 +1,233 @@
+"""What every engine does the same way: rounds, draws, the crossing point, the journal and checkpoints.
+
+An engine of its own says only how bytes reach clients (`deliver`) and how clients keep their state.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fedstill import algorithms
+from fedstill.algorithms.base import Answers
+from fedstill.engines import checkpoint
+from fedstill.engines.checkpoint import Manifest, folder_of
+from fedstill.engines.host import export, message_types, read_state, write_state
+from fedstill.engines.journal import Journal
+from fedstill.engines.plan import SERVER, Plan
+from fedstill.errors import FedstillError
+from fedstill.files import FileReference, file_name
+from fedstill.randomness import generator
+from fedstill.wire.ledger import Ledger
+from fedstill.wire.messages import BadMessage, Hello, Message, check, decode, encode
+from fedstill.wire.replies import Failure, Replies
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+class Engine(ABC):
+    """Conducts a run: it is the `fed` that algorithms see."""
+
+    def __init__(self, plan: Plan, journal: Journal, tell: Tell) -> None:
+        self.plan, self.journal, self.tell = plan, journal, tell
+        self.algorithm = algorithms.make(plan.algorithm)
+        self.types = message_types(self.algorithm)
+        self.server = plan.make_server(tell)
+        self.clients: Mapping[str, Hello] = {}
+        self.active: Sequence[str] = ()
+        self.round = 0
+        self.rounds = plan.rounds
+        self.ledger = Ledger()
+        self.seconds_before = 0.0
+        self.started = time.monotonic()
+
+    # What an engine of its own provides
+
+    @abstractmethod
+    def deliver(self, parcels: Mapping[str, bytes]) -> Mapping[str, bytes | Failure]:
+        """Bring each client its parcel and come back with its reply, or with why there is none."""
+
+    @abstractmethod
+    def save_clients(self) -> Mapping[str, FileReference]:
+        """Bring the clients' states to disk."""
+
+    @abstractmethod
+    def restore_clients(self, files: Mapping[str, FileReference]) -> None:
+        """Let the clients go on from those states."""
+
+    @abstractmethod
+    def export_clients(self) -> None:
+        """Write the clients' models and predictions into the record."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of processes and files."""
+
+    # The run
+
+    def conduct(self, after: Manifest | None = None) -> None:
+        """All rounds from the beginning, or those after a checkpoint."""
+        self._enter(0)
+        self._greet()
+        answer = self._restore(after) if after is not None else self.algorithm.start(self)
+        if after is None:
+            self._write_ledger()
+        for number in range(after.round + 1 if after else 1, self.rounds + 1):
+            self._enter(number)
+            self._draw()
+            answer = self.algorithm.round(self, answer)
+            if self.algorithm.has_server_model:
+                self.server.evaluate("distilled")
+            self._take(self.server.metrics, self.server.notes)
+            self._write_ledger()
+            if number % self.plan.save_every == 0 or number == self.rounds:
+                self._save(answer)
+            self.tell({"round": number, "rounds": self.rounds, "bytes": dict(self.ledger.totals)})
+        self._enter(self.rounds + 1)  # so that the last digest draws what a next round's would
+        self.algorithm.finish(self, answer)
+        self._take(self.server.metrics, self.server.notes)
+        self._write_ledger()
+        self.tell({"round": self.rounds, "rounds": self.rounds, "finishing": True})
+        if self.algorithm.has_server_model:
+            export(self.server, self.plan.folder)
+        self.export_clients()
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on this run, that before an interruption included."""
+        return self.seconds_before + time.monotonic() - self.started
+
+    def call(self, verb: str, message: Answers = None, clients: Sequence[str] | None = None) -> Replies[Any]:
+        """The one crossing point: encode, count, deliver, decode, check, count."""
+        names = sorted(clients if clients is not None else self.active)
+        parcels = self._pack(verb, message, names)
+        messages: dict[str, Message] = {}
+        failures: list[Failure] = []
+        replies = self.deliver(parcels)
+        for name in names:
+            outcome = replies[name]
+            reply = outcome if isinstance(outcome, Failure) else self._open(verb, name, outcome)
+            if isinstance(reply, Failure):
+                failures.append(reply)
+                self._note(name, f"no usable reply to {verb}: {reply.reason}")
+            else:
+                messages[name] = reply
+        needed = max(1, round(self.plan.quorum * len(names)))
+        if len(messages) < needed:
+            reasons = "; ".join(f"{failure.client}: {failure.reason}" for failure in failures)
+            raise FedstillError(
+                f"round {self.round}: {len(messages)} of {len(names)} clients answered, {needed} are needed ({reasons})"
+            )
+        return Replies(messages, self.clients, tuple(failures))
+
+    def _pack(self, verb: str, message: Answers, names: Sequence[str]) -> dict[str, bytes]:
+        """The bytes for each client; what several receive is encoded and written down once."""
+        envelope = {"verb": verb, "round": self.round}
+        if not isinstance(message, Mapping):
+            raw = encode(message, envelope)
+            self._count("down", verb, raw, len(names))
+            return dict.fromkeys(names, raw)
+        parcels = {name: encode(message.get(name), envelope) for name in names}
+        for raw in parcels.values():
+            self._count("down", verb, raw, 1)
+        return parcels
+
+    def _open(self, verb: str, name: str, raw: bytes) -> Message | Failure:
+        """What a client sent, if it is what was agreed."""
+        try:
+            parcel = decode(raw, self.types)
+            if parcel.message is None:
+                raise BadMessage("an empty reply.")
+            if parcel.envelope.get("round") != self.round:
+                raise BadMessage(f"a reply for round {parcel.envelope.get('round')} in round {self.round}.")
+            check(parcel.message, self.plan.dimensions)
+        except BadMessage as error:
+            return Failure(name, str(error))
+        self.ledger.count("up", verb, type(parcel.message).__name__, parcel.sizes)
+        self._take(parcel.envelope.get("metrics", []), [f"{name}: {note}" for note in parcel.envelope.get("notes", [])])
+        return parcel.message
+
+    def _count(self, direction: Any, verb: str, raw: bytes, recipients: int) -> None:
+        parcel = decode(raw, self.types)
+        self.ledger.count(direction, verb, type(parcel.message).__name__, parcel.sizes, recipients)
+
+    def _enter(self, round: int) -> None:
+        self.round = self.ledger.round = round
+        self.server.enter(round)
+
+    def _greet(self) -> None:
+        """Every client says what it has; a public set that differs is noticed here."""
+        self.clients = self.call("hello", clients=list(self.plan.clients)).messages
+        for name, hello in self.clients.items():
+            if hello.public_fingerprint != self.plan.public_fingerprint:
+                raise FedstillError(
+                    f"{name} holds another public set than the server: opinions would not fit together."
+                )
+
+    def _draw(self) -> None:
+        """This round's active clients, from a generator that depends on seed and round only."""
+        names = sorted(self.clients)
+        many = max(1, round(self.plan.participation * len(names)))
+        random = generator(self.plan.seed, self.round, "federation", "participants")
+        self.active = names if many == len(names) else sorted(random.choice(names, many, replace=False).tolist())
+
+    def _take(self, metrics: list[dict[str, Any]], notes: list[str]) -> None:
+        """Write down what a party measured and remarked."""
+        self.journal.write("metrics", metrics)
+        for metric in metrics:
+            self.tell({"metric": metric})
+        for note in notes:
+            self._note(SERVER, note)
+        metrics.clear()
+        notes.clear()
+
+    def _note(self, party: str, note: str) -> None:
+        self.journal.write("log", [{"round": self.round, "party": party, "note": note}])
+        self.tell({"note": note})
+
+    def _write_ledger(self) -> None:
+        self.journal.write("ledger", self.ledger.lines())
+
+    # State at round boundaries
+
+    def _save(self, answer: Answers) -> None:
+        run = self.plan.folder
+        parties = dict(self.save_clients())
+        parties[SERVER] = write_state(run, self.server, self.round)
+        by_client = {"": answer} if not isinstance(answer, Mapping) else dict(answer)
+        answers = {
+            name: FileReference.write(folder_of(run), f"state/answer-{file_name(name)}.{self.round}", encode(message))
+            for name, message in by_client.items()
+        }
+        manifest = Manifest(
+            round=self.round,
+            parties=parties,
+            answer=answers,
+            offsets=self.journal.offsets(),
+            bytes=dict(self.ledger.totals),
+            seconds=self.seconds,
+            experiment=dict(self.plan.experiment),
+            corpus=self.plan.corpus_fingerprint,
+        )
+        checkpoint.write(run, manifest)
+
+    def _restore(self, manifest: Manifest) -> Answers:
+        """Go back to that boundary; the answer that the next round starts from."""
+        run = self.plan.folder
+        self.ledger = Ledger()
+        self.ledger.totals.update(manifest.bytes)
+        self.seconds_before = manifest.seconds
+        parties = dict(manifest.parties)
+        self.server.set_state(read_state(run, parties.pop(SERVER)))
+        self.restore_clients(parties)
+        answers: dict[str, Message] = {}
+        for name, reference in manifest.answer.items():
+            data = reference.read(folder_of(run))
+            assert data is not None  # `checkpoint.latest` has just checked it
+            message = decode(data, self.types).message
+            if message is None:
+                return None
+            answers[name] = message
+        return answers.get("", answers)

@@ -1,0 +1,136 @@
+"""A plan: an experiment with its corpus divided and tokenised; all that an engine needs to make the parties."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from fedstill.data.corpus import Ints
+from fedstill.data.partition import Partition
+from fedstill.data.tokens import Examples, TokenStore
+from fedstill.errors import FedstillError
+from fedstill.learning.precision import choose_device, choose_precision
+from fedstill.models import Model, build
+from fedstill.parties.client import Client
+from fedstill.parties.party import Evaluation, PartyData, PartySpec, Surroundings
+from fedstill.parties.server import Server
+from fedstill.randomness import key
+
+SERVER = "server"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about a run that does not change while it runs. Plain data: it crosses to worker processes."""
+
+    folder: Path
+    seed: int
+    rounds: int
+    participation: float
+    quorum: float
+    threads: int
+    workers: int
+    device: str
+    precision: Literal["auto", "fp32", "bf16"]
+    host_bytes: int | None
+    save_every: int
+    algorithm: Mapping[str, Any]
+    labels: tuple[str, ...]
+    server: PartySpec
+    clients: Mapping[str, PartySpec]
+    default_tokenizer: str
+    stores: Mapping[str, Path]
+    """The token store of each party, made before anything runs."""
+    partition: Partition
+    row_labels: Ints
+    public_fingerprint: str
+    experiment: Mapping[str, Any]
+    """As it stands in the run folder, to recognise a changed one."""
+    corpus_fingerprint: str
+
+    @property
+    def dimensions(self) -> dict[str, int]:
+        """What the guard reads shapes by."""
+        return {
+            "public": len(self.partition.public),
+            "labelled": len(self.partition.labelled),
+            "labels": len(self.labels),
+        }
+
+    def make_client(self, name: str, tell: Callable[[dict[str, Any]], None]) -> Client:
+        """A client in its first state; what it may not see is not in it."""
+        model = self._model(name, self.clients[name])
+        store = self._store(name, model)
+        tests, splits = _join({f"test/{client}": rows for client, rows in self.partition.test.items()})
+        own = {split: rows for split, rows in splits.items() if split == f"test/{name}"}
+        data = PartyData(
+            public=Examples(store, self.partition.public),
+            train=self._labelled(store, self.partition.train[name]),
+            validation=self._labelled(store, self.partition.validation[name]),
+            evaluation=Evaluation(self._labelled(store, tests), {"test": np.arange(len(tests))} | own),
+            labelled=Examples(store, self.partition.labelled),
+        )
+        around = self._around(tell)
+        return Client(name, self.clients[name], data, around, lambda: model, public_fingerprint=self.public_fingerprint)
+
+    def make_server(self, tell: Callable[[dict[str, Any]], None]) -> Server:
+        """The server in its first state; its model is built when a method first uses it."""
+        spec = self.server
+        store = TokenStore.read(self.stores[SERVER])
+        tests, splits = _join({f"test/{client}": rows for client, rows in self.partition.test.items()})
+        splits["test"] = np.arange(len(tests))
+        rows = [tests]
+        for name, parts in (("validation", self.partition.validation), ("global_test", self.partition.global_test)):
+            more, inside = _join({f"{name}/{client}": part for client, part in parts.items()})
+            start = sum(len(part) for part in rows)
+            splits[name] = np.arange(len(more)) + start
+            if name == "global_test":
+                splits |= {split: numbers + start for split, numbers in inside.items()}
+            rows.append(more)
+        private = np.concatenate(list(self.partition.train.values()))
+
+        def make_model() -> Model:
+            model = self._model(SERVER, spec)
+            store.pad_as(model.tokenizer.pad_id, model.pads_left)
+            return model
+
+        data = PartyData(
+            public=Examples(store, self.partition.public),
+            evaluation=Evaluation(self._labelled(store, np.concatenate(rows)), splits),
+            labelled=self._labelled(store, self.partition.labelled),
+        )
+        return Server(SERVER, spec, data, self._around(tell), make_model, pooled=self._labelled(store, private))
+
+    def _around(self, tell: Callable[[dict[str, Any]], None]) -> Surroundings:
+        device = choose_device(self.device)
+        return Surroundings(self.seed, device, choose_precision(self.precision, device), tell)
+
+    def _model(self, name: str, spec: PartySpec) -> Model:
+        model = build(spec.model, self.labels, self.default_tokenizer, key(self.seed, 0, name, "model"))
+        if model.longest is not None and spec.train.max_length > model.longest:
+            raise FedstillError(
+                f"train.max_length: {name}'s {spec.model} reads {model.longest} tokens at most, not {spec.train.max_length}."
+            )
+        return model
+
+    def _store(self, name: str, model: Model) -> TokenStore:
+        store = TokenStore.read(self.stores[name])
+        store.pad_as(model.tokenizer.pad_id, model.pads_left)
+        return store
+
+    def _labelled(self, store: TokenStore, rows: Ints) -> Examples:
+        return Examples(store, rows, torch.from_numpy(self.row_labels[rows]))
+
+
+def _join(parts: Mapping[str, Ints]) -> tuple[Ints, dict[str, Ints]]:
+    """Arrays one after the other, and where each of them lies."""
+    joined = np.concatenate([*parts.values(), np.empty(0, np.int64)])
+    ends = np.cumsum([len(part) for part in parts.values()])
+    return joined, {
+        name: np.arange(end - len(part), end) for (name, part), end in zip(parts.items(), ends, strict=True)
+    }

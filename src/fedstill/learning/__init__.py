@@ -1,0 +1,1 @@
+"""Training, distilling and predicting; knows nothing of federation."""

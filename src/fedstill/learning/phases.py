@@ -1,0 +1,190 @@
+"""A phase: one optimiser and one schedule over some epochs of one data set.
+
+One loop (`Phase.run`) serves training and distilling. Re-creating the optimiser every epoch would change the method
+(a fresh AdamW's first step is sign descent), so the optimiser lives exactly as long as the phase.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedstill.data.tokens import Examples
+from fedstill.errors import FedstillError
+from fedstill.learning.losses import Loss
+from fedstill.learning.precision import Precision, autocast
+from fedstill.learning.predict import forward
+from fedstill.randomness import Stream
+from fedstill.settings import Settings
+
+Watch = Callable[[int, int, float], None]
+"""(steps done, steps in all, loss of the last finished epoch or NaN): called a few times an epoch."""
+
+WATCH_EVERY = 20
+
+
+class PhaseSettings(Settings):
+    """How a phase learns. A rate of None is the default of the model's family."""
+
+    epochs: int = Field(3, ge=0)
+    batch: int = Field(32, ge=1)
+    rate: float | None = Field(None, gt=0)
+    optimiser: Literal["adamw", "adafactor", "sgd"] = "adamw"
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    warmup: float = Field(0.0, ge=0, lt=1)
+    """Share of the steps over which the rate rises from zero."""
+    weight_decay: float = Field(0.0, ge=0)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    clip: float | None = Field(None, gt=0)
+    """Largest norm of the whole gradient."""
+
+
+@dataclass(frozen=True)
+class EpochLosses:
+    """What a phase saw: the sample-weighted mean of the train-mode batch losses of every epoch."""
+
+    mean: list[float]
+    by_class: list[list[float]]
+    """By epoch and class; NaN for a class that did not occur. Empty when the targets were not classes."""
+
+    def best(self) -> int:
+        """The epoch with the smallest mean."""
+        return min(range(len(self.mean)), key=self.mean.__getitem__)
+
+
+def optimiser(settings: PhaseSettings, rate: float, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimiser of a phase; fused where torch has it."""
+    if settings.optimiser == "adamw":
+        return torch.optim.AdamW(parameters, lr=rate, weight_decay=settings.weight_decay, fused=True)
+    if settings.optimiser == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=rate, momentum=settings.momentum, weight_decay=settings.weight_decay, fused=True
+        )
+    return torch.optim.Adafactor(parameters, lr=rate, weight_decay=settings.weight_decay)
+
+
+def share_of_rate(settings: PhaseSettings, step: int, steps: int) -> float:
+    """The factor on the rate at that step (from 0) of a phase of so many steps."""
+    warm = math.ceil(settings.warmup * steps)
+    if step < warm:
+        return (step + 1) / warm
+    done = (step - warm) / max(1, steps - warm)
+    if settings.schedule == "linear":
+        return max(0.0, 1.0 - done)
+    if settings.schedule == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+    return 1.0
+
+
+class Phase:
+    """One optimiser, one schedule and one stream of randomness over a known number of steps."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Examples,
+        settings: PhaseSettings,
+        rate: float,
+        seed: int,
+        precision: Precision = "fp32",
+        steps: int | None = None,
+    ) -> None:
+        self.model, self.data, self.settings, self.rate, self.precision = model, data, settings, rate, precision
+        self.steps = steps if steps is not None else settings.epochs * math.ceil(len(data) / settings.batch)
+        self.taken = 0
+        self.device = next(model.parameters()).device
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.optimiser = optimiser(settings, rate, self.parameters)
+        self.stream = Stream(seed, self.device)
+        self.order = torch.Generator().manual_seed(seed)
+
+    def step(self, rows: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
+        """One optimiser step on those rows of the data; `loss` maps their logits to a scalar. Returns the loss."""
+        with self.stream():
+            return self._step(rows, loss)
+
+    def _step(self, rows: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
+        self.model.train()
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.rate * share_of_rate(self.settings, self.taken, self.steps)
+        with autocast(self.device, self.precision):
+            logits = forward(self.model, self.data.batch(rows, self.device))
+        value = loss(logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits)
+        value.backward()  # type: ignore[no-untyped-call]
+        if self.settings.clip is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.taken += 1
+        return value.detach()
+
+    def run(
+        self,
+        targets: Tensor,
+        loss: Loss,
+        class_weights: Tensor | None = None,
+        watch: Watch | None = None,
+    ) -> EpochLosses:
+        """All epochs of the phase on (data, targets), in an order drawn anew every epoch."""
+        if len(targets) != len(self.data):
+            raise FedstillError(f"{len(targets)} targets for {len(self.data)} samples: they must be as many.")
+        targets = targets.to(self.device)
+        class_weights = None if class_weights is None else class_weights.to(self.device)
+        means: list[float] = []
+        by_class: list[list[float]] = []
+        with self.stream():
+            for _ in range(self.settings.epochs):
+                tally = _Tally(self.device)
+                for rows in torch.split(torch.randperm(len(self.data), generator=self.order), self.settings.batch):
+                    wanted = targets[rows.to(self.device)]
+                    self._step(rows, partial(tally.add, wanted=wanted, loss=loss, weights=class_weights))
+                    if watch and self.taken % WATCH_EVERY == 0:
+                        watch(self.taken, self.steps, means[-1] if means else math.nan)
+                mean, classwise = tally.read()
+                means.append(mean)
+                by_class.append(classwise)
+                if not math.isfinite(mean):
+                    raise FedstillError(
+                        f"the loss became {mean} in epoch {len(means)}: lower the rate ({self.rate:g}), or set `clip`."
+                    )
+                if watch:
+                    watch(self.taken, self.steps, mean)
+        return EpochLosses(means, by_class)
+
+
+class _Tally:
+    """Sums of losses over an epoch, kept on the device so that no step waits for them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.samples = 0
+        self.total = torch.zeros((), device=device, dtype=torch.float64)
+        self.by_class: Tensor | None = None
+
+    def add(self, logits: Tensor, wanted: Tensor, loss: Loss, weights: Tensor | None) -> Tensor:
+        each = loss(logits, wanted)
+        value = each.mean() if weights is None else (each * weights[wanted]).sum() / weights[wanted].sum()
+        self.samples += len(wanted)
+        self.total += value.detach() * len(wanted)
+        if wanted.ndim == 1:
+            if self.by_class is None:
+                self.by_class = torch.zeros(logits.shape[1], 2, device=logits.device, dtype=torch.float64)
+            self.by_class.index_add_(0, wanted, torch.stack([each.detach(), torch.ones_like(each)], 1).double())
+        return value
+
+    def read(self) -> tuple[float, list[float]]:
+        mean = float(self.total) / max(1, self.samples)
+        return mean, [] if self.by_class is None else (self.by_class[:, 0] / self.by_class[:, 1]).tolist()
+
+
+def class_weights(labels: Tensor, classes: int) -> Tensor:
+    """Weights that give every class that occurs the same say: n / (classes that occur * n_c), 0 for the others."""
+    counts = torch.bincount(labels, minlength=classes).float()
+    present = counts > 0
+    return torch.where(present, len(labels) / (present.sum() * counts.clamp(min=1)), torch.zeros(()))

@@ -1,0 +1,238 @@
+"""From a model's name in an experiment to a module, its tokenizer and its default rate; and to disk and back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ConfigDict, model_validator
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from fedstill.data.artefacts import fetch
+from fedstill.data.tokens import Tokenizer
+from fedstill.errors import FedstillError
+from fedstill.models.small import SMALL, BagOfWords
+from fedstill.models.tokenizers import HashedNgrams, HashedTokens, load_tokenizer, read_tokenizer
+from fedstill.plugins import check_options, own_class
+from fedstill.settings import Settings
+
+OURS = "fedstill.json"
+"""The file that marks a folder as a small model of ours; Hugging Face models have their own `config.json`."""
+
+GIVEN = ("vocabulary", "classes", "pad_id")
+"""What we pass to a small model; everything else in its constructor is an option."""
+
+
+class ModelSpec(Settings):
+    """A model by name; a plain string is short for {name: ...}. Further keys are options of a small model."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+    tokenizer: str | None = None
+    """A model whose tokenizer to use; only for the small ones."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The further keys."""
+        return dict(self.model_extra or {})
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the model is one of ours or the user's own, trained from scratch."""
+        return self.name in SMALL or ":" in self.name.replace("[:", "")
+
+    @property
+    def uses_words(self) -> bool:
+        """Whether the model needs no tokenizer at all."""
+        return self.name == "bow" and self.tokenizer is None
+
+    def check(self) -> None:
+        """Refuse what could not be built, before anything is downloaded or trained."""
+        if self.is_small:
+            check_options(_small_class(self), self.options, fixed=(*GIVEN, "self"))
+        elif self.options:
+            raise FedstillError(f"{self.name} takes no options (given: {', '.join(self.options)}).")
+        elif self.tokenizer is not None:
+            raise FedstillError(f"{self.name} comes with its own tokenizer: leave out `tokenizer: {self.tokenizer}`.")
+
+    def __str__(self) -> str:
+        extras = ", ".join(f"{key}={value}" for key, value in self.options.items())
+        return f"{self.name}({extras})" if extras else self.name
+
+
+@dataclass
+class Model:
+    """A module with what is needed to feed it, save it and give it a sensible rate."""
+
+    module: nn.Module
+    tokenizer: Tokenizer
+    spec: ModelSpec
+    labels: tuple[str, ...]
+    rate: float
+    longest: int | None = None
+    """The most tokens it can read, where there is a limit."""
+    pads_left: bool = False
+    """Whether it looks at the last position (XLNet, language models) and so wants padding before the text."""
+
+    @property
+    def architecture(self) -> str:
+        """Equal for two models if and only if they can exchange parameters."""
+        shapes = [(name, tuple(value.shape), str(value.dtype)) for name, value in self.module.state_dict().items()]
+        return f"{self.spec.name}/{hashlib.sha256(repr(sorted(shapes)).encode()).hexdigest()[:12]}"
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers it learns."""
+        return sum(p.numel() for p in self.module.parameters())
+
+    def save(self, folder: Path) -> None:
+        """Write weights, tokenizer and label names; `load` reads them, and transformers' `from_pretrained` its own."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.tokenizer.save(folder)
+        if self.spec.is_small:
+            tensors = {name: value.contiguous().cpu() for name, value in self.module.state_dict().items()}
+            save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+            about = {"spec": self.spec.model_dump(), "labels": self.labels}
+            (folder / OURS).write_text(json.dumps(about, indent=2) + "\n")
+        else:
+            with _quiet():
+                self.module.save_pretrained(folder)  # type: ignore[operator]
+
+
+def build(spec: ModelSpec, labels: Sequence[str], default_tokenizer: str, seed: int) -> Model:
+    """A fresh model; whatever the pretrained weights do not cover is drawn from the seed."""
+    spec.check()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _build_small(spec, labels, default_tokenizer) if spec.is_small else _build_transformer(spec, labels)
+
+
+def load(folder: str | Path) -> Model:
+    """A model that `Model.save` wrote: one of a run's `models/<party>` folders."""
+    folder = Path(folder)
+    if not (folder / OURS).exists():
+        if not (folder / "config.json").exists():
+            raise FedstillError(
+                f"{folder} holds no model: a run's models lie in RUN/models/server and RUN/models/<client>."
+            )
+        return _transformer(folder, ModelSpec(name=str(folder)), layers=None, labels=None)
+    about = json.loads((folder / OURS).read_text())
+    spec = ModelSpec(**about["spec"])
+    tokenizer = read_tokenizer(folder)
+    model = _assemble_small(spec, tuple(about["labels"]), tokenizer)
+    model.module.load_state_dict(load_file(folder / "model.safetensors"))
+    return model
+
+
+def _small_class(spec: ModelSpec) -> type[nn.Module]:
+    found = SMALL.get(spec.name) or own_class(spec.name)
+    if not issubclass(found, nn.Module):
+        raise FedstillError(f"{spec.name} is not a torch.nn.Module: a model of your own must be one.")
+    return found
+
+
+def party_tokenizer(spec: ModelSpec, default: str) -> Tokenizer:
+    """What the model reads with: its own, the one it was told, or the default."""
+    if spec.uses_words:
+        return HashedNgrams()
+    tokenizer = load_tokenizer(_split((spec.tokenizer or default) if spec.is_small else spec.name)[0])
+    return HashedTokens(tokenizer) if spec.name == "bow" else tokenizer
+
+
+def _build_small(spec: ModelSpec, labels: Sequence[str], default_tokenizer: str) -> Model:
+    return _assemble_small(spec, tuple(labels), party_tokenizer(spec, default_tokenizer))
+
+
+def _assemble_small(spec: ModelSpec, labels: tuple[str, ...], tokenizer: Tokenizer) -> Model:
+    cls = _small_class(spec)
+    module = cls(vocabulary=tokenizer.vocabulary, classes=len(labels), pad_id=tokenizer.pad_id, **spec.options)
+    return Model(module, tokenizer, spec, labels, rate=float(getattr(cls, "rate", BagOfWords.rate / 20)))
+
+
+def _split(name: str) -> tuple[str, int | None]:
+    """`minilm[:3]` is minilm's first three layers."""
+    match = re.fullmatch(r"(.+)\[:(\d+)\]", name)
+    return (match[1], int(match[2])) if match else (name, None)
+
+
+def _build_transformer(spec: ModelSpec, labels: Sequence[str]) -> Model:
+    name, layers = _split(spec.name)
+    return _transformer(fetch(name), spec, layers, labels)
+
+
+def _transformer(folder: Path, spec: ModelSpec, layers: int | None, labels: Sequence[str] | None) -> Model:
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    names = {} if labels is None else {"id2label": dict(enumerate(labels))}
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, **names)
+        if layers is not None:
+            if not 0 < layers <= config.num_hidden_layers:
+                raise FedstillError(f"{spec.name}: the model has {config.num_hidden_layers} layers, not {layers}.")
+            config.num_hidden_layers = layers
+        config.label2id = {label: number for number, label in config.id2label.items()}
+        with _quiet():
+            module = AutoModelForSequenceClassification.from_pretrained(
+                folder, config=config, use_safetensors=True, local_files_only=True, dtype=torch.float32
+            )
+    except (OSError, ValueError) as error:
+        raise FedstillError(
+            f"{spec.name}: {folder} is no text classifier that transformers can load ({error})."
+        ) from error
+    tokenizer = load_tokenizer(str(folder))
+    if config.pad_token_id is None:
+        module.config.pad_token_id = tokenizer.pad_id
+    module.train()
+    label_names = tuple(config.id2label[number] for number in range(config.num_labels))
+    return Model(
+        module, tokenizer, spec, label_names, _default_rate(config.hidden_size), tokenizer.longest, tokenizer.pads_left
+    )
+
+
+def _default_rate(hidden: int) -> float:
+    """The papers' 2e-5 for models of BERT-base's width and more; narrower ones need more."""
+    if hidden <= 128:
+        return 5e-4
+    return 1e-4 if hidden < 768 else 2e-5
+
+
+@contextmanager
+def _quiet() -> Any:
+    """Without transformers' report of the new head: a classifier made from an encoder always has one."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def cost(spec: ModelSpec) -> float:
+    """Roughly the multiplications a token: enough to share clients out evenly, without building anything."""
+    if spec.is_small:
+        return {"textcnn": 2e5, "bigru": 3e5, "bow": 1e4}.get(spec.name, 3e5)
+    from transformers import AutoConfig
+
+    name, layers = _split(spec.name)
+    config = AutoConfig.from_pretrained(fetch(name), local_files_only=True)
+    return float(12 * (layers or config.num_hidden_layers) * config.hidden_size**2)

@@ -1,0 +1,166 @@
+"""What turns text into numbers: Hugging Face tokenizers, and hashed n-grams for `bow`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedstill.data.artefacts import fetch
+from fedstill.data.tokens import Encoded, Tokenizer
+from fedstill.errors import FedstillError
+
+HASHED = "hashed_ngrams.json"
+
+
+class PretrainedTokenizer:
+    """A Hugging Face tokenizer."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self.inner: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise FedstillError(f"{folder} holds no tokenizer that transformers can load ({error}).") from error
+        if self.inner.pad_token_id is None:  # language models often have none; the mask hides whatever stands there
+            self.inner.pad_token = self.inner.eos_token
+        self.pad_id: int = self.inner.pad_token_id
+        self.pads_left: bool = self.inner.padding_side == "left"
+        self.vocabulary: int = len(self.inner)
+        self.longest: int | None = self.inner.model_max_length if self.inner.model_max_length < 10**6 else None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of everything that the tokenizer saves."""
+        with tempfile.TemporaryDirectory() as scratch:
+            self.save(Path(scratch))
+            digest = hashlib.sha256()
+            for file in sorted(Path(scratch).rglob("*")):
+                if file.is_file():
+                    digest.update(file.name.encode() + file.read_bytes())
+        return digest.hexdigest()
+
+    def encode(self, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int) -> Encoded:
+        """Special tokens added, the longer of a pair cut first."""
+        output = self.inner(
+            list(texts),
+            list(pairs) if pairs is not None else None,
+            truncation=True,
+            max_length=max_length,
+            return_attention_mask=False,
+            return_token_type_ids=pairs is not None,
+        )
+        has_types = pairs is not None and "token_type_ids" in self.inner.model_input_names
+        ids = output["input_ids"]
+        offsets = np.concatenate([[0], np.cumsum([len(row) for row in ids], dtype=np.int64)])
+        flat = np.fromiter((token for row in ids for token in row), np.int32, int(offsets[-1]))
+        if not has_types:
+            return flat, offsets, None
+        kinds = output["token_type_ids"]
+        return flat, offsets, np.fromiter((kind for row in kinds for kind in row), np.uint8, int(offsets[-1]))
+
+    def save(self, folder: Path) -> None:
+        """As `AutoTokenizer` wants it."""
+        self.inner.save_pretrained(folder)
+
+
+@dataclass(frozen=True)
+class HashedNgrams:
+    """Words and pairs of words, hashed into buckets; bucket 0 stands in every text. Reads texts whole."""
+
+    buckets: int = 2**17
+
+    pad_id = 0
+
+    @property
+    def vocabulary(self) -> int:
+        """Twice the buckets: the second text of a pair has its own."""
+        return 2 * self.buckets + 1
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with the number of buckets only."""
+        return f"hashed-ngrams-1-{self.buckets}"
+
+    def encode(self, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int) -> Encoded:
+        """A number an n-gram that occurs."""
+        from scipy.sparse import hstack
+        from sklearn.feature_extraction.text import HashingVectorizer
+
+        hashing = HashingVectorizer(
+            n_features=self.buckets, ngram_range=(1, 2), binary=True, alternate_sign=False, norm=None,
+            token_pattern=r"(?u)\b\w+\b|[!?]",
+        )  # fmt: skip
+        found = hashing.transform(texts)
+        if pairs is not None:
+            found = hstack([found, hashing.transform(pairs)]).tocsr()
+        found.sort_indices()
+        ids = np.insert(found.indices.astype(np.int32) + 1, found.indptr[:-1], 0)
+        return ids, found.indptr.astype(np.int64) + np.arange(len(found.indptr)), None
+
+    def save(self, folder: Path) -> None:
+        """The number of buckets is all there is."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / HASHED).write_text(json.dumps(asdict(self)))
+
+
+@dataclass(frozen=True)
+class HashedTokens:
+    """The tokens of another tokenizer and pairs of them, hashed: `bow` with a tokenizer."""
+
+    inner: Tokenizer
+    buckets: int = 2**17
+
+    pad_id = 0
+
+    @property
+    def vocabulary(self) -> int:
+        """The buckets and the one that stands in every text."""
+        return self.buckets + 1
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with the tokenizer and the number of buckets."""
+        return f"hashed-tokens-1-{self.buckets}-{self.inner.fingerprint}"
+
+    def encode(self, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int) -> Encoded:
+        """A number a token and a number a pair of neighbours."""
+        ids, offsets, _ = self.inner.encode(texts, pairs, max_length)
+        if not len(ids):
+            return ids, offsets, None
+        wide = ids.astype(np.uint64)
+        multiplier = np.uint64(0x9E3779B97F4A7C15)
+        single = (wide + np.uint64(1)) * multiplier
+        double = (single + np.roll(wide, -1)) * multiplier  # wraps around: that is what hashing wants
+        both = ((np.stack([single, double], 1) >> np.uint64(32)) % np.uint64(self.buckets)).astype(np.int32) + 1
+        both[offsets[1:][np.diff(offsets) > 0] - 1, 1] = 0  # a text's last token has no neighbour
+        return both.reshape(-1), offsets * 2, None
+
+    def save(self, folder: Path) -> None:
+        """The tokenizer and the number of buckets."""
+        self.inner.save(folder)
+        (folder / HASHED).write_text(json.dumps({"buckets": self.buckets, "tokens": True}))
+
+
+@lru_cache(maxsize=16)
+def load_tokenizer(name: str) -> PretrainedTokenizer:
+    """The Hugging Face tokenizer of a model by short name, Hub id or folder."""
+    return PretrainedTokenizer(fetch(name))
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """A tokenizer as one of the `save` methods wrote it."""
+    if not (folder / HASHED).exists():
+        return PretrainedTokenizer(folder)
+    settings = json.loads((folder / HASHED).read_text())
+    if settings.get("tokens"):
+        return HashedTokens(PretrainedTokenizer(folder), settings["buckets"])
+    return HashedNgrams(settings["buckets"])

@@ -1,0 +1,1 @@
+"""Clients and the server: a model, its data, its memory, and a few verbs."""

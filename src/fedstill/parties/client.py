@@ -1,0 +1,38 @@
+"""A client: a party with private rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedstill.learning.metrics import scores
+from fedstill.parties.party import Party
+
+
+@dataclass
+class Client(Party):
+    """An organisation: its rows never leave, its opinions do."""
+
+    public_fingerprint: str = ""
+
+    @property
+    def size(self) -> int:
+        """n_k, the private training rows."""
+        return len(self.data.train) if self.data.train is not None else 0
+
+    def label_counts(self) -> torch.Tensor:
+        """How many training rows it has of each class."""
+        assert self.data.train is not None
+        assert self.data.train.labels is not None
+        return torch.bincount(self.data.train.labels, minlength=len(self.model.labels))
+
+    def validation_f1(self) -> float:
+        """Weighted F1 on its own validation rows, or on its training rows where it has none."""
+        data = (
+            self.data.validation if self.data.validation is not None and len(self.data.validation) else self.data.train
+        )
+        assert data is not None
+        assert data.labels is not None
+        predicted = self.predict(data).argmax(-1).numpy()
+        return scores(data.labels.numpy(), predicted, len(self.model.labels))["f1"]

@@ -1,0 +1,248 @@
+"""What a client and the server have in common: a model, public samples, a memory, and the verbs of learning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedstill.data.corpus import Ints
+from fedstill.data.tokens import Examples
+from fedstill.errors import FedstillError
+from fedstill.learning.losses import Loss, ce
+from fedstill.learning.metrics import scores
+from fedstill.learning.phases import EpochLosses, Phase, PhaseSettings, class_weights
+from fedstill.learning.precision import Precision
+from fedstill.learning.predict import predict
+from fedstill.models import Model, ModelSpec
+from fedstill.randomness import generator, key
+
+Stage = Literal["trained", "distilled"]
+Memory = dict[str, Tensor | dict[str, Tensor] | float]
+
+
+class TrainSettings(PhaseSettings):
+    """How a party trains on its own labels."""
+
+    max_length: int = Field(128, ge=4)
+    class_weights: Literal["none", "balanced"] = "none"
+
+
+@dataclass(frozen=True)
+class PartySpec:
+    """A party's model and how it learns, as the experiment says."""
+
+    model: ModelSpec
+    train: TrainSettings
+    distill: PhaseSettings
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Labelled rows that a party measures itself on, predicted once, and the splits that are cut from them."""
+
+    data: Examples
+    splits: Mapping[str, Ints]
+
+    @property
+    def labels(self) -> Ints:
+        """The true classes."""
+        assert self.data.labels is not None
+        return self.data.labels.numpy()
+
+
+@dataclass(frozen=True)
+class PartyData:
+    """The rows that a party holds. What it may not see is not here."""
+
+    public: Examples
+    train: Examples | None = None
+    validation: Examples | None = None
+    evaluation: Evaluation | None = None
+    labelled: Examples | None = None
+    """Public rows whose labels the server keeps; a client's copy has no labels."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a party computes with, and whom it tells."""
+
+    seed: int
+    device: torch.device
+    precision: Precision
+    tell: Callable[[dict[str, Any]], None] = lambda event: None
+    """Progress for the person who waits; changes nothing."""
+
+
+@dataclass
+class Party:
+    """A model, its data, its memory, and the verbs."""
+
+    name: str
+    spec: PartySpec
+    data: PartyData
+    around: Surroundings
+    make_model: Callable[[], Model]
+    round: int = 0
+    memory: Memory = field(default_factory=dict)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    """What `evaluate` measured and nobody has fetched yet; only these numbers leave, never the rows."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences for the record: a fallback taken, a limit reached."""
+
+    def __post_init__(self) -> None:
+        self._model: Model | None = None
+        self._scored: Tensor | None = None
+        self._phases: dict[str, Phase] = {}
+        self._opened: dict[str, int] = {}
+
+    @property
+    def model(self) -> Model:
+        """Built on first use: a method without a server model never pays for one."""
+        if self._model is None:
+            self._model = self.make_model()
+            self._model.module.to(self.around.device)
+        return self._model
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the model was ever used."""
+        return self._model is not None
+
+    @property
+    def has_open_phase(self) -> bool:
+        """Whether a conversation is under way: its optimiser lives here and nowhere else."""
+        return bool(self._phases)
+
+    def enter(self, round: int) -> None:
+        """A new round: open phases end, and randomness is drawn from the round's own keys."""
+        if round != self.round:
+            self.round = round
+            self._phases.clear()
+            self._opened.clear()
+
+    def generator(self, purpose: str) -> np.random.Generator:
+        """Random numbers for one purpose of this party in this round."""
+        return generator(self.around.seed, self.round, self.name, purpose)
+
+    def observe(self, what: str, values: Mapping[str, float]) -> None:
+        """Put numbers of the method itself into the record: weights, a learnt beta."""
+        self.metrics.append({"round": self.round, "party": self.name, "observation": what, "values": dict(values)})
+
+    # The verbs
+
+    def train(self, data: Examples | None = None) -> EpochLosses:
+        """One phase of cross-entropy on the party's own labelled rows (or those given)."""
+        data = data if data is not None else self.data.train
+        if data is None or data.labels is None or not len(data):
+            raise FedstillError(f"{self.name} has no labelled rows to train on.")
+        settings = self.spec.train
+        weights = class_weights(data.labels, len(self.model.labels)) if settings.class_weights == "balanced" else None
+        return self._open("train", data, settings).run(data.labels, ce, weights, self._watch("train", settings.epochs))
+
+    def distill(self, targets: Tensor, loss: Loss, rows: Ints | None = None) -> EpochLosses:
+        """One phase towards a teacher's logits on the public samples (or those rows of them)."""
+        data = self.data.public if rows is None else Examples(self.data.public.store, self.data.public.rows[rows])
+        settings = self.spec.distill
+        return self._open("distill", data, settings).run(targets, loss, watch=self._watch("distill", settings.epochs))
+
+    def predict(self, data: Examples | None = None) -> Tensor:
+        """The logits of the public samples (or of other rows), in eval mode."""
+        return predict(self.model.module, data if data is not None else self.data.public, self.around.precision)
+
+    def phase(
+        self, name: str, steps: int, settings: PhaseSettings | None = None, data: Examples | None = None
+    ) -> Phase:
+        """The open phase of that name, for step-by-step conversations; it lives until the round ends."""
+        if name not in self._phases:
+            data = data if data is not None else self.data.public
+            self._phases[name] = self._open(name, data, settings or self.spec.distill, steps)
+        self._scored = None
+        return self._phases[name]
+
+    def parameters(self) -> dict[str, Tensor]:
+        """A copy of the model's parameters and buffers, on the CPU."""
+        return {name: value.detach().cpu().clone() for name, value in self.model.module.state_dict().items()}
+
+    def set_parameters(self, parameters: Mapping[str, Tensor]) -> None:
+        """Take these parameters; refuse another architecture's."""
+        try:
+            self.model.module.load_state_dict(dict(parameters))
+        except RuntimeError as error:
+            reason = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
+            raise FedstillError(f"{self.name} ({self.spec.model}) cannot take these parameters: {reason}") from error
+        self._scored = None
+
+    def evaluate(self, stage: Stage, round: int | None = None) -> None:
+        """Measure the model on the rows it may be measured on; only the numbers leave."""
+        evaluation = self.data.evaluation
+        if evaluation is None or not len(evaluation.data):
+            return
+        predicted = self.scored().argmax(-1).numpy()
+        for split, rows in evaluation.splits.items():
+            if len(rows):
+                values = scores(evaluation.labels[rows], predicted[rows], len(self.model.labels))
+                when = self.round if round is None else round
+                self.metrics.append(
+                    {"round": when, "party": self.name, "stage": stage, "split": split, "rows": len(rows)} | values
+                )
+
+    def scored(self) -> Tensor:
+        """The logits of the evaluation rows, computed once for as long as the model does not change."""
+        assert self.data.evaluation is not None
+        if self._scored is None:
+            self._scored = self.predict(self.data.evaluation.data)
+        return self._scored
+
+    def _open(self, name: str, data: Examples, settings: PhaseSettings, steps: int | None = None) -> Phase:
+        times = self._opened[name] = self._opened.get(name, 0) + 1
+        purpose = name if times == 1 else f"{name}#{times}"
+        self._scored = None
+        rate = settings.rate if settings.rate is not None else self.model.rate
+        seed = key(self.around.seed, self.round, self.name, purpose)
+        return Phase(self.model.module, data, settings, rate, seed, self.around.precision, steps)
+
+    def _watch(self, phase: str, epochs: int) -> Callable[[int, int, float], None]:
+        def watch(done: int, steps: int, loss: float) -> None:
+            self.around.tell(
+                {"party": self.name, "phase": phase, "done": done, "steps": steps, "epochs": epochs, "loss": loss}
+            )
+
+        return watch
+
+    # State: defined at round boundaries only
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that the next round needs, flat."""
+        state = {f"model/{name}": value for name, value in self.parameters().items()} if self.has_model else {}
+        for name, value in self.memory.items():
+            if isinstance(value, dict):
+                state |= {f"memory/{name}/{part}": tensor.detach().cpu().clone() for part, tensor in value.items()}
+            elif isinstance(value, Tensor):
+                state[f"memory/{name}"] = value.detach().cpu().clone()
+            else:
+                state[f"number/{name}"] = torch.tensor(value, dtype=torch.float64)
+        return state
+
+    def set_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go back to that state."""
+        model = {name.removeprefix("model/"): value for name, value in state.items() if name.startswith("model/")}
+        if model:
+            self.set_parameters(model)
+        self.memory = {}
+        for name, value in state.items():
+            kind, _, rest = name.partition("/")
+            if kind == "number":
+                self.memory[rest] = float(value)
+            elif kind == "memory" and "/" in rest:
+                outer, _, part = rest.partition("/")
+                inner = self.memory.setdefault(outer, {})
+                assert isinstance(inner, dict)
+                inner[part] = value
+            elif kind == "memory":
+                self.memory[rest] = value

@@ -1,0 +1,62 @@
+"""Classes by name: ours by their class name, a user's own by `file.py:Class` or `package.module:Class`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedstill.errors import FedstillError
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A sentence that helps somebody who mistyped: the nearest known name, or all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name.lower(), [n.lower() for n in names], n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {next(n for n in names if n.lower() == close[0])!r}?"
+    return f"known: {', '.join(names)}." if names else ""
+
+
+def own_class(path: str) -> type:
+    """The class behind `file.py:Class` or `package.module:Class`."""
+    module_name, _, class_name = path.rpartition(":")
+    try:
+        module = _module_from_file(Path(module_name)) if module_name.endswith(".py") else _module(module_name)
+    except (ImportError, OSError, SyntaxError) as error:
+        raise FedstillError(f"{path}: {module_name} could not be loaded ({error}).") from error
+    found = getattr(module, class_name, None)
+    if not isinstance(found, type):
+        classes = [name for name, value in vars(module).items() if isinstance(value, type)]
+        raise FedstillError(f"{path}: {module_name} has no class {class_name!r}; {nearest(class_name, classes)}")
+    return found
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def _module_from_file(file: Path) -> Any:
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no such file, seen from {Path.cwd()}")
+    name = f"fedstill_own_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and type hints look their module up by name
+    spec.loader.exec_module(module)
+    return module
+
+
+def check_options(cls: type, options: Mapping[str, Any], fixed: Iterable[str] = ()) -> None:
+    """Refuse options that the class's constructor does not take, naming the nearest one that it does."""
+    taken = [name for name in inspect.signature(cls).parameters if name not in fixed]
+    for option in options:
+        if option not in taken:
+            raise FedstillError(f"{cls.__name__} has no option {option!r}; {nearest(option, taken)}")

@@ -1,0 +1,111 @@
+"""From an experiment to a plan: read, divide and tokenise the corpus, and check that the method can run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedstill.algorithms.base import Algorithm
+from fedstill.config import Experiment, bytes_of
+from fedstill.data import corpora, partition
+from fedstill.data.corpus import Corpus
+from fedstill.data.partition import Partition
+from fedstill.data.tokens import Tokenizer, store_tokens
+from fedstill.engines.local import default_workers
+from fedstill.engines.plan import SERVER, Plan
+from fedstill.errors import FedstillError
+from fedstill.models.build import party_tokenizer
+from fedstill.parties.party import PartySpec
+
+
+def prepare(experiment: Experiment, folder: Path) -> tuple[Experiment, Plan, Corpus]:
+    """The experiment with its labels resolved, and everything that an engine needs to run it."""
+    corpus = corpora.load(experiment.corpus, experiment.labels)
+    experiment = experiment.model_copy(update={"labels": list(corpus.label_names)})
+    parts = partition.split(corpus, experiment.partition, experiment.seed)
+    clients = experiment.client_specs(parts.clients)
+    server = experiment.server_spec()
+    _check_needs(experiment.make_algorithm(), parts, experiment)
+    default = default_tokenizer(experiment)
+    fingerprint = corpus.fingerprint()
+    stores: dict[tuple[str, int], Path] = {}
+    by_party: dict[str, Path] = {}
+    for name, spec in {SERVER: server, **clients}.items():
+        tokenizer = party_tokenizer(spec.model, default)
+        key = (tokenizer.fingerprint, spec.train.max_length)
+        stores[key] = by_party[name] = stores.get(key) or _store(tokenizer, corpus, spec, fingerprint)
+    plan = Plan(
+        folder=folder,
+        seed=experiment.seed,
+        rounds=experiment.rounds,
+        participation=experiment.participation,
+        quorum=experiment.quorum,
+        threads=experiment.threads,
+        workers=default_workers() if experiment.workers == "auto" else experiment.workers,
+        device=experiment.device,
+        precision=experiment.precision,
+        host_bytes=bytes_of(experiment.memory.host),
+        save_every=experiment.save_every,
+        algorithm=experiment.algorithm,
+        labels=corpus.label_names,
+        server=server,
+        clients=clients,
+        default_tokenizer=default,
+        stores=by_party,
+        partition=parts,
+        row_labels=corpus.labels,
+        public_fingerprint=public_fingerprint(corpus, parts),
+        experiment=experiment.model_dump(mode="json"),
+        corpus_fingerprint=fingerprint,
+    )
+    return experiment, plan, corpus
+
+
+def default_tokenizer(experiment: Experiment) -> str:
+    """Small models read with the server's tokenizer unless told otherwise."""
+    if not experiment.server.is_small:
+        return experiment.server.name
+    return experiment.server.tokenizer or "bert-tiny"
+
+
+def public_fingerprint(corpus: Corpus, parts: Partition) -> str:
+    """sha256 over the raw public texts in order and the labels list: equal when opinions fit together."""
+    digest = hashlib.sha256()
+    for row in np.concatenate([parts.public, parts.labelled]):
+        for text in (corpus.texts[row], *((corpus.pairs[row],) if corpus.pairs else ())):
+            raw = text.encode()
+            digest.update(len(raw).to_bytes(8, "little") + raw)
+    digest.update(repr(corpus.label_names).encode())
+    return digest.hexdigest()
+
+
+def changed_keys(before: Any, now: Any, path: str = "") -> list[str]:
+    """Dotted names of everything that differs between two experiments."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys: Sequence[str] = sorted({*before, *now})
+        return [
+            changed
+            for key in keys
+            for changed in changed_keys(before.get(key), now.get(key), f"{path}.{key}" if path else str(key))
+        ]
+    return [] if before == now else [path]
+
+
+def _store(tokenizer: Tokenizer, corpus: Corpus, spec: PartySpec, fingerprint: str) -> Path:
+    return store_tokens(tokenizer, corpus.texts, corpus.pairs, spec.train.max_length, fingerprint)
+
+
+def _check_needs(algorithm: Algorithm, parts: Partition, experiment: Experiment) -> None:
+    name, needs = type(algorithm).__name__, algorithm.requires()
+    if "public" in needs and not len(parts.public):
+        raise FedstillError(
+            f"{name} needs public samples: set partition.public above 0 (now {experiment.partition.public:g})."
+        )
+    if "labelled" in needs and not len(parts.labelled):
+        raise FedstillError(
+            f"{algorithm.title} needs labelled rows at the server: set partition.labelled_public, for example 0.1."
+        )

@@ -1,0 +1,52 @@
+"""Randomness that depends on what is computed, never on when or where."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def key(seed: int, round: int, party: str, purpose: str) -> int:
+    """A 63-bit seed for one purpose of one party in one round; the same on every machine."""
+    digest = hashlib.sha256(f"{seed}/{round}/{party}/{purpose}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def generator(seed: int, round: int, party: str, purpose: str) -> np.random.Generator:
+    """A numpy generator for that purpose."""
+    return np.random.default_rng(key(seed, round, party, purpose))
+
+
+class Stream:
+    """A private state of torch's global generators, so that interleaved phases do not disturb each other."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self.device = device
+        self.cuda = device.type == "cuda"
+        with torch.random.fork_rng(devices=[device] if self.cuda else []):
+            torch.manual_seed(seed)
+            self.state = self._read()
+
+    def _read(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return torch.get_rng_state(), torch.cuda.get_rng_state(self.device) if self.cuda else None
+
+    @staticmethod
+    def _write(state: tuple[torch.Tensor, torch.Tensor | None], device: torch.device) -> None:
+        torch.set_rng_state(state[0])
+        if state[1] is not None:
+            torch.cuda.set_rng_state(state[1], device)
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Inside, torch draws from this stream; outside, from wherever it drew before."""
+        outside = self._read()
+        self._write(self.state, self.device)
+        try:
+            yield
+        finally:
+            self.state = self._read()
+            self._write(outside, self.device)

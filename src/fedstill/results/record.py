@@ -1,0 +1,138 @@
+"""The record: what a run leaves behind, and reading it again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedstill.algorithms.base import Algorithm
+from fedstill.engines.plan import SERVER, Plan
+from fedstill.errors import FedstillError
+from fedstill.files import file_name, write_whole
+
+Metric = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run folder: experiment, metrics, ledger, models, predictions and summary."""
+
+    folder: Path
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The last round's numbers, costs and names; there once the run is finished."""
+        try:
+            return json.loads((self.folder / "summary.json").read_text())  # type: ignore[no-any-return]
+        except FileNotFoundError as error:
+            raise FedstillError(
+                f"{self.folder} holds no finished run; go on with: fedstill run --resume {self.folder}"
+            ) from error
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run came to its end."""
+        return (self.folder / "summary.json").exists()
+
+    @cached_property
+    def metrics(self) -> list[Metric]:
+        """Every measurement: a line a round, party, stage and split; and the method's own observations."""
+        return list(read_lines(self.folder / "metrics.jsonl"))
+
+    @cached_property
+    def ledger(self) -> list[dict[str, Any]]:
+        """Bytes by round, direction and message."""
+        return list(read_lines(self.folder / "ledger.jsonl"))
+
+    @property
+    def notes(self) -> list[str]:
+        """What was remarked on the way: fallbacks, failures."""
+        return [line["note"] for line in read_lines(self.folder / "log.jsonl") if "note" in line]
+
+    def f1(self, party: str = SERVER, split: str = "test") -> float:
+        """Weighted F1 of a party after the last round."""
+        scores = self.summary["scores"]
+        found = scores.get(SERVER) if party == SERVER else scores["clients"].get(party)
+        if not found or split not in found:
+            raise FedstillError(f"{self.folder}: nothing was measured for {party} on {split}.")
+        return float(found[split]["f1"])
+
+    def model_folder(self, party: str = SERVER) -> Path:
+        """Where a party's model lies."""
+        return self.folder / "models" / file_name(party)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a journal; a last one that was cut off is passed over."""
+    if not path.exists():
+        return
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            return
+
+
+def write_summary(record: Record, plan: Plan, algorithm: Algorithm, crossed: dict[str, int], seconds: float) -> None:
+    """Condense the metrics into `summary.json`; its presence says that the run is finished."""
+    measured = [line for line in record.metrics if "split" in line]
+    summary = {
+        "name": plan.experiment["name"],
+        "method": algorithm.title,
+        "algorithm": type(algorithm).__name__,
+        "seed": plan.seed,
+        "rounds": plan.rounds,
+        "labels": list(plan.labels),
+        "clients": sorted(plan.clients),
+        "models": {name: str(spec.model) for name, spec in {SERVER: plan.server, **plan.clients}.items()},
+        "scores": {
+            **({SERVER: _last(measured, SERVER)} if algorithm.has_server_model else {}),
+            "clients": {name: _last(measured, name) for name in sorted(plan.clients)},
+        },
+        "best_on_validation": _best_on_validation(measured),
+        "bytes": crossed,
+        "seconds": round(seconds, 2),
+        "test_fingerprint": _test_fingerprint(plan),
+    }
+    write_whole(record.folder / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+
+
+def _last(measured: list[Metric], party: str) -> dict[str, dict[str, float]]:
+    """The scores of a party's last round by split; `distilled` where it digested, else `trained`."""
+    scores: dict[str, dict[str, float]] = {}
+    when: dict[str, tuple[int, bool]] = {}
+    for line in measured:
+        moment = (line["round"], line["stage"] == "distilled")
+        if line["party"] == party and moment >= when.get(line["split"], (-1, False)):
+            when[line["split"]] = moment
+            scores[line["split"]] = {name: line[name] for name in ("f1", "macro_f1", "accuracy")}
+    return scores
+
+
+def _best_on_validation(measured: list[Metric]) -> dict[str, Any] | None:
+    """The round that validation would have chosen: simulation only, where the server can see the clients' rows."""
+    rounds = {
+        line["round"]: line["f1"] for line in measured if line["party"] == SERVER and line["split"] == "validation"
+    }
+    if not rounds:
+        return None
+    best = max(rounds, key=lambda number: (rounds[number], -number))
+    test = [line for line in measured if line["party"] == SERVER and line["split"] == "test" and line["round"] == best]
+    return {
+        "round": best,
+        "validation_f1": rounds[best],
+        "test_f1": test[0]["f1"] if test else None,
+        "note": "simulation only",
+    }
+
+
+def _test_fingerprint(plan: Plan) -> str:
+    digest = hashlib.sha256(plan.corpus_fingerprint.encode())
+    for name in sorted(plan.partition.test):
+        digest.update(plan.partition.test[name].tobytes())
+    return digest.hexdigest()

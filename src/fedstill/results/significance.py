@@ -1,0 +1,119 @@
+"""Is a difference more than luck: over seeds, and over test rows."""
+
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from fedstill.learning.metrics import Floats, Integers, resampled_f1
+
+FEWEST_SEEDS = 3
+RESAMPLES = 10_000
+COUNTS_AT_ONCE = 4_000_000
+
+
+class Bootstrap(NamedTuple):
+    """A difference in weighted F1, its 95% percentile interval, and a two-sided p."""
+
+    difference: float
+    low: float
+    high: float
+    p: float
+
+
+class _Block(NamedTuple):
+    """Test rows that are drawn together: the statistic adds `weights[k]` times the F1 of `predictions[k]`."""
+
+    labels: Integers
+    predictions: Integers
+    weights: Floats
+
+
+def paired_over_seeds(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Two-sided p of a paired t-test, one pair a seed; None under three seeds, 1 when every pair is equal."""
+    if len(a) != len(b):
+        raise ValueError(f"{len(a)} and {len(b)} values cannot be paired")
+    if len(a) < FEWEST_SEEDS:
+        return None
+    if np.array_equal(a, b):
+        return 1.0
+    with warnings.catch_warnings():
+        # Equal differences have no spread: p is then 0, and scipy warns that it may be imprecise.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return float(stats.ttest_rel(a, b).pvalue)
+
+
+def paired_bootstrap(
+    labels: Sequence[Integers],
+    first: Sequence[Sequence[Integers]],
+    second: Sequence[Sequence[Integers]],
+    classes: int,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    *,
+    same_rows: bool = False,
+) -> Bootstrap:
+    """Mean over seeds of first's weighted F1 minus second's, with both scored on the same resampled test rows.
+
+    A seed has several prediction vectors where its score is the mean over them. With `same_rows`, every seed was
+    tested on the same rows in the same order, and one draw serves them all.
+    """
+    blocks = _blocks(labels, first, second)
+    if same_rows:
+        blocks = [_merge(blocks)]
+    generator = np.random.default_rng(seed)
+    # Rounded, because a tie that is off by the last bit would count as a win in every resample.
+    observed = round(sum(_observed(block, classes) for block in blocks), 12)
+    drawn = sum((_resample(block, classes, resamples, generator) for block in blocks), start=np.zeros(resamples))
+    drawn = np.round(drawn, 12)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    p = 2 * min(np.mean(drawn <= 0), np.mean(drawn >= 0))
+    return Bootstrap(observed, float(low), float(high), float(np.clip(p, 1 / resamples, 1.0)))
+
+
+def _blocks(
+    labels: Sequence[Integers], first: Sequence[Sequence[Integers]], second: Sequence[Sequence[Integers]]
+) -> list[_Block]:
+    if not labels:
+        raise ValueError("no seeds to compare")
+    share = 1 / len(labels)
+    return [
+        _Block(
+            own,
+            np.stack([*ours, *theirs]),
+            np.repeat([share / len(ours), -share / len(theirs)], [len(ours), len(theirs)]),
+        )
+        for own, ours, theirs in zip(labels, first, second, strict=True)
+    ]
+
+
+def _merge(blocks: Sequence[_Block]) -> _Block:
+    labels, predictions, weights = zip(*blocks, strict=True)
+    if not all(np.array_equal(labels[0], other) for other in labels):
+        raise ValueError("same_rows: the labels differ between seeds")
+    return _Block(labels[0], np.concatenate(predictions), np.concatenate(weights))
+
+
+def _observed(block: _Block, classes: int) -> float:
+    once = np.ones((1, len(block.labels)))
+    return sum(
+        float(weight) * float(resampled_f1(block.labels, predictions, classes, once)[0])
+        for weight, predictions in zip(block.weights, block.predictions, strict=True)
+    )
+
+
+def _resample(block: _Block, classes: int, resamples: int, generator: np.random.Generator) -> Floats:
+    # Rows with one label and the same predictions are interchangeable: counting the kinds drawn instead of the rows
+    # gives the same distribution from tens of counts a resample, not thousands.
+    kinds, times = np.unique(np.vstack([block.labels, block.predictions]), axis=1, return_counts=True)
+    rows = len(block.labels)
+    chunk = max(1, COUNTS_AT_ONCE // len(times))
+    drawn = np.zeros(resamples)
+    for start in range(0, resamples, chunk):
+        part = drawn[start : start + chunk]
+        counts = generator.multinomial(rows, times / rows, size=len(part)).astype(np.float64)
+        for weight, predictions in zip(block.weights, kinds[1:], strict=True):
+            part += weight * resampled_f1(kinds[0], predictions, classes, counts)
+    return drawn

@@ -1,0 +1,145 @@
+"""Running an experiment from beginning to end, or on from where it stopped."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import save_file
+
+from fedstill.config import Experiment, load_experiment
+from fedstill.engines import checkpoint
+from fedstill.engines.checkpoint import Manifest
+from fedstill.engines.journal import Journal
+from fedstill.engines.local import LocalEngine
+from fedstill.engines.plan import Plan
+from fedstill.errors import FedstillError
+from fedstill.files import write_whole
+from fedstill.prepare import changed_keys, prepare
+from fedstill.results.record import Record, write_summary
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+def run(
+    experiment: Experiment,
+    out: str | Path | None = None,
+    force: bool = False,
+    tell: Tell = lambda event: None,
+) -> Record:
+    """Run an experiment into a folder (`runs/<name>/seed-<n>` unless given) and return its record."""
+    folder = Path(out) if out is not None else Path("runs") / experiment.name / f"seed-{experiment.seed}"
+    _make_room(folder, force)
+    tell({"preparing": str(folder)})
+    experiment, plan, corpus = prepare(experiment, folder.resolve())
+    with _explaining(folder):
+        write_whole(folder / "experiment.yaml", experiment.to_yaml().encode())
+        save_file(plan.partition.to_arrays(), folder / "partition.safetensors")
+        tell({"plan": plan, "corpus": corpus})
+        return _conduct(plan, folder, tell, after=None)
+
+
+def resume(folder: str | Path, tell: Tell = lambda event: None) -> Record:
+    """Go on with an interrupted run; its end is the one it would have had."""
+    folder = Path(folder)
+    if not (folder / "experiment.yaml").exists():
+        raise FedstillError(f"{folder} holds no run to go on with: there is no experiment.yaml in it.")
+    if Record(folder).is_finished:
+        raise FedstillError(f"{folder} is finished; look at it with: fedstill compare {folder}")
+    tell({"preparing": str(folder)})
+    experiment = load_experiment(folder / "experiment.yaml")
+    experiment, plan, corpus = prepare(experiment, folder.resolve())
+    manifest, passed = checkpoint.latest(folder)
+    for sentence in passed:
+        tell({"note": sentence})
+    if manifest is not None:
+        _refuse_changes(folder, manifest, plan)
+    with _explaining(folder):
+        tell({"plan": plan, "corpus": corpus, "after": manifest.round if manifest else 0})
+        return _conduct(plan, folder, tell, after=manifest)
+
+
+def _conduct(plan: Plan, folder: Path, tell: Tell, after: Manifest | None) -> Record:
+    journal = Journal(folder)
+    try:
+        journal.cut(after.offsets if after is not None else {})
+        engine = LocalEngine(plan, journal, tell)
+        try:
+            with stopping_on_sigterm():
+                engine.conduct(after)
+            journal.offsets()
+            record = Record(folder)
+            write_summary(record, plan, engine.algorithm, dict(engine.ledger.totals), engine.seconds)
+        finally:
+            engine.close()
+    finally:
+        journal.close()
+    checkpoint.clear(folder)
+    tell({"finished": str(folder)})
+    return Record(folder)
+
+
+def _make_room(folder: Path, force: bool) -> None:
+    if force and (folder / "experiment.yaml").exists():
+        shutil.rmtree(folder)
+    if Record(folder).is_finished:
+        raise FedstillError(
+            f"{folder} holds a finished run; --force runs it again, or choose another folder with --out."
+        )
+    if (folder / "experiment.yaml").exists():
+        raise FedstillError(
+            f"{folder} holds an unfinished run; go on with `fedstill run --resume {folder}`, or over with --force."
+        )
+    if folder.is_dir() and any(folder.iterdir()):
+        raise FedstillError(f"{folder} is not empty and holds no run; choose another folder with --out.")
+
+
+def _refuse_changes(folder: Path, manifest: Manifest, plan: Plan) -> None:
+    changed = changed_keys(manifest.experiment, dict(plan.experiment))
+    if changed:
+        raise FedstillError(
+            f"{folder}/experiment.yaml was changed since the checkpoint ({', '.join(changed)}): going on would mix two "
+            "experiments. Undo the change, or start a new run."
+        )
+    if manifest.corpus != plan.corpus_fingerprint:
+        raise FedstillError(
+            f"{folder}: the corpus is not the one that the run began with. Restore it, or start a new run."
+        )
+
+
+@contextmanager
+def _explaining(folder: Path) -> Iterator[None]:
+    """A full disk or a read-only folder as a sentence; the last checkpoint is whole in any case."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG):
+            raise
+        raise FedstillError(
+            f"{folder} cannot be written ({os.strerror(error.errno)}). The last checkpoint is whole: make room, "
+            f"then go on with `fedstill run --resume {folder}`."
+        ) from error
+
+
+@contextmanager
+def stopping_on_sigterm() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt(signum)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,1 @@
+"""What every message passes through: a binary form, a ledger of its bytes, and a guard."""

@@ -1,0 +1,173 @@
+"""Messages and their binary form.
+
+A message is a flat frozen dataclass of numbers, strings, arrays, or mappings from names to arrays. It travels as one
+safetensors blob: arrays and floats as tensors, everything else and the envelope as JSON in the header. Nothing here can
+run code on arrival. The same bytes cross a pipe, a network or nothing at all, so all engines compute the same numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedstill.errors import FedstillError
+
+
+class BadMessage(FedstillError):
+    """Something arrived that is not what was agreed."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """The base of everything that travels."""
+
+
+M = TypeVar("M", bound=Message)
+
+
+def array(*shape: str | int, optional: bool = False) -> Any:
+    """A field for an array; the guard checks the shape, where "public" and "labels" stand for their numbers."""
+    if optional:
+        return field(default=None, metadata={"shape": shape})
+    return field(metadata={"shape": shape})
+
+
+@dataclass(frozen=True)
+class Hello(Message):
+    """What a client says of itself before the first round."""
+
+    size: int
+    label_counts: Tensor | None = array("labels", optional=True)
+    architecture: str = ""
+    public_fingerprint: str = ""
+
+
+@dataclass(frozen=True)
+class Opinion(Message):
+    """What a client says of the public samples, and how well it fits its own."""
+
+    logits: Tensor = array("public", "labels")
+    loss: float | None = None
+    class_losses: Tensor | None = array("labels", optional=True)
+    f1: float | None = None
+    labelled_logits: Tensor | None = array("labelled", "labels", optional=True)
+
+
+@dataclass(frozen=True)
+class Answer(Message):
+    """What the server says of the public samples."""
+
+    logits: Tensor = array("public", "labels")
+
+
+@dataclass(frozen=True)
+class Done(Message):
+    """A client has worked and has nothing to say."""
+
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of one message: numbers that are the point, integers that point at samples, and the rest."""
+
+    payload: int
+    indices: int
+    header: int
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return self.payload + self.indices + self.header
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A message that arrived, with its envelope and its size."""
+
+    message: Message | None
+    envelope: dict[str, Any]
+    sizes: Sizes
+
+
+def encode(message: Message | None, envelope: Mapping[str, Any] | None = None) -> bytes:
+    """The bytes of a message (None says nothing) in its envelope."""
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, Any] = {}
+    for item in dataclasses.fields(message) if message is not None else ():
+        value = getattr(message, item.name)
+        if isinstance(value, Tensor):
+            tensors[item.name] = value.detach().cpu().contiguous()
+        elif isinstance(value, float):
+            tensors[item.name] = torch.tensor(value, dtype=torch.float32)
+        elif isinstance(value, Mapping):
+            plain[item.name] = sorted(value)
+            tensors |= {f"{item.name}/{key}": part.detach().cpu().contiguous() for key, part in value.items()}
+        elif value is not None:
+            plain[item.name] = value
+    header = {"type": type(message).__name__ if message is not None else None, "plain": plain, **(envelope or {})}
+    return bytes(save(tensors, metadata={"fedstill": json.dumps(header)}))
+
+
+def decode(raw: bytes, types: Mapping[str, type[Message]]) -> Parcel:
+    """The message in those bytes, if it is whole and of one of those types."""
+    try:
+        header_size = int.from_bytes(raw[:8], "little")
+        header = json.loads(json.loads(raw[8 : 8 + header_size])["__metadata__"]["fedstill"])
+        tensors = load(raw)
+        name, plain = header.pop("type"), header.pop("plain")
+    except (ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise BadMessage(f"unreadable message of {len(raw)} bytes ({error}).") from error
+    indices = sum(t.nbytes for t in tensors.values() if not t.is_floating_point())
+    payload = sum(t.nbytes for t in tensors.values()) - indices
+    sizes = Sizes(payload, indices, len(raw) - payload - indices)
+    if name is None:
+        return Parcel(None, header, sizes)
+    if name not in types:
+        raise BadMessage(f"a message of type {name!r} where {', '.join(types)} is expected.")
+    return Parcel(_assemble(types[name], plain, tensors), header, sizes)
+
+
+def _assemble(cls: type[Message], plain: dict[str, Any], tensors: dict[str, Tensor]) -> Message:
+    values: dict[str, Any] = {}
+    for item in dataclasses.fields(cls):
+        if item.name in plain and "Mapping" in str(item.type):
+            values[item.name] = {key: tensors.pop(f"{item.name}/{key}") for key in plain.pop(item.name)}
+        elif item.name in plain:
+            values[item.name] = plain.pop(item.name)
+        elif item.name in tensors:
+            value = tensors.pop(item.name)
+            values[item.name] = value.item() if "float" in str(item.type) else value
+    if plain or tensors:
+        raise BadMessage(f"{cls.__name__} has no field {', '.join([*plain, *tensors])}.")
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise BadMessage(f"{cls.__name__} lacks a field ({error}).") from error
+
+
+def check(message: Message, dimensions: Mapping[str, int]) -> None:
+    """The guard: every field of its declared type and shape, every number finite."""
+    for item in dataclasses.fields(message):
+        value = getattr(message, item.name)
+        where = f"{type(message).__name__}.{item.name}"
+        if isinstance(value, float) and not math.isfinite(value):
+            raise BadMessage(f"{where} is {value}: a number is expected.")
+        if isinstance(value, Tensor) and "shape" in item.metadata:
+            wanted = tuple(dimensions.get(d, -1) if isinstance(d, str) else d for d in item.metadata["shape"])
+            if len(wanted) != value.ndim or any(w not in (-1, s) for w, s in zip(wanted, value.shape, strict=True)):
+                raise BadMessage(f"{where} has shape {tuple(value.shape)}: {wanted} is expected.")
+        for part in value.values() if isinstance(value, Mapping) else [value]:
+            if isinstance(part, Tensor) and part.is_floating_point() and not bool(torch.isfinite(part).all()):
+                raise BadMessage(f"{where} holds values that are not finite.")
+        if not isinstance(value, Tensor | Mapping | float | int | str | None):
+            raise BadMessage(f"{where} is a {type(value).__name__}: messages hold numbers, strings and arrays.")

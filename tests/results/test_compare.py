@@ -1,0 +1,336 @@
+import json
+from statistics import stdev
+
+import numpy as np
+import pytest
+from rich.console import Console
+from safetensors.numpy import save_file
+from scipy import stats
+
+from fedstill.errors import FedstillError
+from fedstill.learning.metrics import scores
+from fedstill.results.compare import compare, load_runs, render, to_dict
+
+LABELS = ["negative", "neutral", "positive"]
+CLIENTS = ["companies", "sports"]
+ROWS = 120
+
+
+def test_set(seed):
+    """Row numbers, labels and domains of the pooled test of a seed."""
+    generator = np.random.default_rng(seed)
+    return np.arange(ROWS) + 1000 * seed, generator.integers(0, 3, ROWS), np.arange(ROWS) % len(CLIENTS)
+
+
+test_set.__test__ = False
+
+
+def predict(seed, accuracy, party):
+    """A party's predictions, right with a given chance."""
+    generator = np.random.default_rng([seed, int(1000 * accuracy), len(party)])
+    labels = test_set(seed)[1]
+    return np.where(generator.random(ROWS) < accuracy, labels, (labels + 1) % 3)
+
+
+def split_scores(seed, predicted):
+    _, labels, domains = test_set(seed)
+    every = {"test": scores(labels, predicted, 3)}
+    for number, name in enumerate(CLIENTS):
+        every[f"test/{name}"] = scores(labels[domains == number], predicted[domains == number], 3)
+    return every
+
+
+def write_run(root, method, seed=0, accuracy=0.7, *, algorithm=None, name=None, server=True, alone=0.5, **changes):
+    """A finished run folder as the recorder writes it; returns it."""
+    algorithm = algorithm or method
+    name = name or f"tweets-{method.lower().replace(' ', '-').replace('/', '')}"
+    folder = root / name / f"seed-{seed}"
+    (folder / "predictions").mkdir(parents=True)
+    accuracies = dict.fromkeys(CLIENTS, alone) | ({"server": accuracy} if server else {})
+    every = {}
+    rows, labels, _ = test_set(seed)
+    order = np.random.default_rng(len(method)).permutation(ROWS)
+    for party, chance in accuracies.items():
+        predicted = predict(seed, chance, party)
+        every[party] = split_scores(seed, predicted)
+        tensors = {"rows": rows[order], "labels": labels[order], "predicted": predicted[order]}
+        save_file(tensors, folder / "predictions" / f"{party}.safetensors")
+    measured = {"clients": {client: every[client] for client in CLIENTS}} | (
+        {"server": every["server"]} if server else {}
+    )
+    summary = {
+        "name": name,
+        "method": method,
+        "algorithm": algorithm,
+        "seed": seed,
+        "rounds": 2,
+        "labels": LABELS,
+        "clients": CLIENTS,
+        "scores": measured,
+        "bytes": {"up": 1_500_000, "down": 500_000},
+        "seconds": 12.0 + seed,
+        "test_fingerprint": f"{seed:04x}",
+    }
+    (folder / "summary.json").write_text(json.dumps(summary | changes))
+    return folder
+
+
+def stored(folder):
+    return json.loads((folder / "summary.json").read_text())["scores"]
+
+
+def row_of(comparison, method):
+    return next(row for row in comparison.rows if row.method == method)
+
+
+def text_of(comparison, width=200):
+    console = Console(width=width, no_color=True)
+    with console.capture() as capture:
+        console.print(render(comparison, width))
+    return capture.get()
+
+
+@pytest.mark.parametrize("given", [["."], ["tweets-fedavg"], ["tweets-fedavg/seed-0", "tweets-fedavg/seed-1"]])
+def test_runs_are_found_at_every_level(tmp_path, given):
+    for seed in (0, 1):
+        write_run(tmp_path, "FedAvg", seed)
+    assert [run.seed for run in load_runs([tmp_path / path for path in given])] == [0, 1]
+
+
+def test_a_run_reached_by_two_paths_is_loaded_once(tmp_path):
+    folder = write_run(tmp_path, "FedAvg")
+    assert len(load_runs([tmp_path, folder, folder.parent])) == 1
+
+
+def test_unfinished_folders_are_skipped_and_noted(tmp_path):
+    write_run(tmp_path, "FedAvg")
+    unfinished = tmp_path / "tweets-fedavg" / "seed-1"
+    unfinished.mkdir()
+    runs = load_runs([tmp_path])
+    assert [run.seed for run in runs] == [0]
+    assert runs.skipped == (unfinished,)
+    assert f"Left out: {unfinished} is not finished (no summary.json)." in compare(runs).notes
+
+
+def test_no_finished_run_says_what_to_do(tmp_path):
+    (tmp_path / "x" / "seed-0").mkdir(parents=True)
+    with pytest.raises(FedstillError, match=r"looked in .*seed-0.*fedstill run --resume"):
+        load_runs([tmp_path])
+
+
+def test_an_empty_folder_is_named_in_the_error(tmp_path):
+    with pytest.raises(FedstillError, match=f"looked in {tmp_path} for"):
+        load_runs([tmp_path])
+
+
+def test_a_path_that_is_no_folder_is_refused(tmp_path):
+    with pytest.raises(FedstillError, match="is not a folder"):
+        load_runs([tmp_path / "nowhere"])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("{", "cannot be read"), ("[]", "cannot be read"), ('{"name": "x"}', "has no 'method'")]
+)
+def test_a_broken_summary_is_named(tmp_path, content, message):
+    folder = write_run(tmp_path, "FedAvg")
+    (folder / "summary.json").write_text(content)
+    with pytest.raises(FedstillError, match=rf"summary.json {message}"):
+        load_runs([folder])
+
+
+def test_rows_hold_means_and_sample_deviations_over_seeds(tmp_path):
+    folders = [write_run(tmp_path, "FedAvg", seed) for seed in range(3)]
+    row = compare(load_runs([tmp_path])).rows[0]
+    overall = [stored(folder)["server"]["test"]["f1"] for folder in folders]
+    sports = [stored(folder)["server"]["test/sports"]["f1"] for folder in folders]
+    clients = [np.mean([each["test"]["f1"] for each in stored(folder)["clients"].values()]) for folder in folders]
+    assert (row.overall.mean, row.overall.deviation) == pytest.approx((np.mean(overall), stdev(overall)))
+    assert (row.domains["sports"].mean, row.domains["sports"].deviation) == pytest.approx(
+        (np.mean(sports), stdev(sports))
+    )
+    assert row.clients_mean.mean == pytest.approx(np.mean(clients))
+    assert (row.bytes_up, row.bytes_down, row.seconds, row.seeds) == (1_500_000, 500_000, 13.0, (0, 1, 2))
+
+
+def test_a_method_without_a_server_is_scored_by_its_clients(tmp_path):
+    folder = write_run(tmp_path, "Local", server=False)
+    comparison = compare(load_runs([tmp_path]))
+    row, clients = comparison.rows[0], stored(folder)["clients"]
+    assert row.overall.mean == pytest.approx(np.mean([each["test"]["f1"] for each in clients.values()]))
+    assert row.domains["sports"].mean == clients["sports"]["test/sports"]["f1"]
+    assert any(note.startswith("Local has no server model") for note in comparison.notes)
+
+
+def test_the_best_baseline_is_neither_a_papers_method_nor_the_upper_bound(tmp_path):
+    write_run(tmp_path, "Centralized", accuracy=0.95)
+    write_run(tmp_path, "AdaFD w/ ENWC", accuracy=0.9, algorithm="AdaFD")
+    write_run(tmp_path, "FedAvg", accuracy=0.7)
+    write_run(tmp_path, "Local", server=False, alone=0.5)
+    comparison = compare(load_runs([tmp_path]), resamples=100)
+    assert comparison.against == "FedAvg"
+    assert [row.method for row in comparison.rows] == ["Local", "FedAvg", "AdaFD w/ ENWC", "Centralized"]
+    assert row_of(comparison, "FedAvg").difference is None
+    assert "Centralized is an upper bound: it sees all private data." in comparison.notes
+
+
+def test_without_a_baseline_there_are_no_differences(tmp_path):
+    write_run(tmp_path, "AdaFD")
+    comparison = compare(load_runs([tmp_path]))
+    assert comparison.against is None
+    assert "No baseline among these runs" in comparison.notes[0]
+    assert "vs" not in text_of(comparison).split("\n")[0]
+
+
+@pytest.mark.parametrize("against", ["fedmd W/ mean", "FEDMD", "tweets-fedmd-w-mean"])
+def test_against_takes_a_method_an_algorithm_or_a_name_in_any_case(tmp_path, against):
+    write_run(tmp_path, "FedMD w/ mean", algorithm="FedMD", accuracy=0.5)
+    write_run(tmp_path, "FedAvg", accuracy=0.8)
+    assert compare(load_runs([tmp_path]), against, resamples=100).against == "FedMD w/ mean"
+
+
+def test_an_unknown_against_names_the_nearest(tmp_path):
+    write_run(tmp_path, "FedMD w/ mean", algorithm="FedMD")
+    write_run(tmp_path, "Local", server=False)
+    with pytest.raises(FedstillError, match=r"no run of 'locl' .* did you mean 'Local'\?"):
+        compare(load_runs([tmp_path]), "locl")
+
+
+def test_an_against_with_two_meanings_asks_which(tmp_path):
+    write_run(tmp_path, "AdaFD w/ ENWC", algorithm="AdaFD")
+    write_run(tmp_path, "AdaFD w/ mean", algorithm="AdaFD")
+    with pytest.raises(FedstillError, match="choose one of AdaFD w/ ENWC, AdaFD w/ mean"):
+        compare(load_runs([tmp_path]), "AdaFD")
+
+
+def test_differences_are_paired_on_common_seeds(tmp_path):
+    ours = [write_run(tmp_path, "AdaFD", seed, accuracy=0.9) for seed in range(4)]
+    theirs = [write_run(tmp_path, "FedAvg", seed, accuracy=0.6) for seed in range(1, 6)]
+    comparison = compare(load_runs([tmp_path]), resamples=1000)
+    difference = row_of(comparison, "AdaFD").difference
+    first = [stored(folder)["server"]["test"]["f1"] for folder in ours[1:]]
+    second = [stored(folder)["server"]["test"]["f1"] for folder in theirs[:3]]
+    assert difference.seeds == (1, 2, 3)
+    assert difference.f1 == pytest.approx(np.mean(first) - np.mean(second))
+    assert difference.p_seeds == pytest.approx(stats.ttest_rel(first, second).pvalue)
+    assert difference.bootstrap.difference == pytest.approx(difference.f1)
+    assert difference.bootstrap.low > 0
+    assert difference.bootstrap.p == 0.001
+    assert "AdaFD against FedAvg: paired on seed 1, 2, 3 only." in comparison.notes
+    tests = "paired t-test over 3 seeds; paired bootstrap over 120 test rows a seed, 1,000 resamples"
+    assert tests in comparison.notes[0]
+
+
+def test_the_bootstrap_against_local_means_over_its_clients(tmp_path):
+    write_run(tmp_path, "AdaFD", accuracy=0.8)
+    write_run(tmp_path, "Local", server=False)
+    comparison = compare(load_runs([tmp_path]), resamples=200)
+    difference = row_of(comparison, "AdaFD").difference
+    assert comparison.against == "Local"
+    assert difference.p_seeds is None
+    assert difference.bootstrap.difference == pytest.approx(difference.f1)
+    assert "no t-test over seeds, which needs 3" in comparison.notes[0]
+
+
+def test_seeds_with_different_test_rows_are_not_paired(tmp_path):
+    write_run(tmp_path, "AdaFD", test_fingerprint="other")
+    write_run(tmp_path, "FedAvg")
+    comparison = compare(load_runs([tmp_path]))
+    assert row_of(comparison, "AdaFD").difference is None
+    assert "AdaFD against FedAvg: the test rows differ for seed 0, which cannot be paired." in comparison.notes
+
+
+def test_without_stored_predictions_there_is_a_difference_but_no_bootstrap(tmp_path):
+    folder = write_run(tmp_path, "AdaFD")
+    write_run(tmp_path, "FedAvg", accuracy=0.6)
+    (folder / "predictions" / "server.safetensors").unlink()
+    comparison = compare(load_runs([tmp_path]))
+    difference = row_of(comparison, "AdaFD").difference
+    assert difference.f1 > 0
+    assert difference.bootstrap is None
+    assert any("no bootstrap, because" in note and "server.safetensors is missing" in note for note in comparison.notes)
+
+
+def test_predictions_for_other_rows_or_damaged_are_not_bootstrapped(tmp_path):
+    folder = write_run(tmp_path, "AdaFD")
+    damaged = write_run(tmp_path, "FedID")
+    write_run(tmp_path, "FedAvg", accuracy=0.6)
+    rows, labels, _ = test_set(0)
+    save_file({"rows": rows + 1, "labels": labels, "predicted": labels}, folder / "predictions" / "server.safetensors")
+    (damaged / "predictions" / "server.safetensors").write_bytes(b"no")
+    notes = "\n".join(compare(load_runs([tmp_path])).notes)
+    assert "hold predictions for different rows" in notes
+    assert "server.safetensors cannot be read" in notes
+
+
+@pytest.mark.parametrize(("key", "value"), [("labels", ["no", "yes"]), ("clients", ["books", "dvd"])])
+def test_runs_of_different_corpora_are_refused(tmp_path, key, value):
+    write_run(tmp_path, "AdaFD", **{key: value})
+    write_run(tmp_path, "FedAvg")
+    with pytest.raises(FedstillError, match=f"different {key} .*compare them apart"):
+        compare(load_runs([tmp_path]))
+
+
+def test_two_experiments_of_one_method_stay_two_rows(tmp_path):
+    write_run(tmp_path, "FedAvg", seed=0, name="short")
+    write_run(tmp_path, "FedAvg", seed=1, name="long")
+    assert {row.method for row in compare(load_runs([tmp_path])).rows} == {"FedAvg (short)", "FedAvg (long)"}
+
+
+def test_a_copy_of_a_run_is_refused(tmp_path):
+    write_run(tmp_path / "a", "FedAvg")
+    write_run(tmp_path / "b", "FedAvg")
+    with pytest.raises(FedstillError, match="same method, name and seed"):
+        compare(load_runs([tmp_path]))
+
+
+def test_a_run_without_a_pooled_test_leaves_gaps(tmp_path):
+    write_run(tmp_path, "AdaFD", scores={"server": {"test/sports": {"f1": 0.5}}, "clients": {}})
+    write_run(tmp_path, "FedAvg")
+    comparison = compare(load_runs([tmp_path]))
+    row = row_of(comparison, "AdaFD")
+    assert (row.overall, row.domains["companies"], row.clients_mean, row.difference) == (None, None, None, None)
+    assert row.domains["sports"].mean == 0.5
+    assert "–" in text_of(comparison)
+
+
+def test_the_table_shows_points_with_one_decimal(tmp_path):
+    for seed, f1 in enumerate([0.660, 0.668, 0.673]):
+        write_run(tmp_path, "FedAvg", seed, scores={"server": {"test": {"f1": f1}}})
+    write_run(tmp_path, "minilm[:3] local", server=False, algorithm="Local")
+    text = text_of(compare(load_runs([tmp_path]), resamples=100))
+    assert "66.7 ± 0.7" in text
+    assert "1.5 + 0.5" in text
+    assert "minilm[:3] local" in text
+    assert "vs FedAvg" in text
+    assert "(p seeds; p rows)" in text
+    single = next(line for line in text.splitlines() if line.startswith("minilm"))
+    assert "±" not in single
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_a_narrow_terminal_loses_no_number(tmp_path, width):
+    for seed in range(3):
+        write_run(tmp_path, "AdaFD", seed, accuracy=0.8)
+        write_run(tmp_path, "FedAvg", seed)
+    comparison = compare(load_runs([tmp_path]), resamples=100)
+    text = text_of(comparison, width)
+    assert "seeds" in text
+    assert comparison.notes[-1].split()[-1] in text
+    for row in comparison.rows:
+        for spread in (row.overall, *row.domains.values(), row.clients_mean):
+            assert f"{100 * spread.mean:.1f}" in text
+
+
+def test_the_dictionary_is_json_and_keeps_fractions(tmp_path):
+    for seed in range(3):
+        write_run(tmp_path, "AdaFD", seed, accuracy=0.8)
+        write_run(tmp_path, "FedAvg", seed)
+    comparison = compare(load_runs([tmp_path]), resamples=100)
+    restored = json.loads(json.dumps(to_dict(comparison)))
+    adafd = next(row for row in restored["rows"] if row["method"] == "AdaFD")
+    difference = row_of(comparison, "AdaFD").difference
+    assert restored["against"] == "FedAvg"
+    assert adafd["global"]["mean"] == row_of(comparison, "AdaFD").overall.mean
+    assert adafd["difference"]["bootstrap"]["p"] == difference.bootstrap.p
+    assert adafd["difference"]["seeds"] == [0, 1, 2]
+    assert adafd["bytes"] == {"up": 1_500_000, "down": 500_000}
