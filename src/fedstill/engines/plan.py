@@ -114,7 +114,8 @@ class Plan:
         model = build(spec.model, self.labels, self.default_tokenizer, key(self.seed, 0, name, "model"))
         if model.longest is not None and spec.train.max_length > model.longest:
             raise FedstillError(
-                f"train.max_length: {name}'s {spec.model} reads {model.longest} tokens at most, not {spec.train.max_length}."
+                f"train.max_length: {name}'s {spec.model} reads {model.longest} tokens at most, not "
+                f"{spec.train.max_length}."
             )
         return model
 

@@ -19,7 +19,7 @@ from torch import nn
 from fedstill.data.artefacts import fetch
 from fedstill.data.tokens import Tokenizer
 from fedstill.errors import FedstillError
-from fedstill.models.small import SMALL, BagOfWords
+from fedstill.models.small import SMALL
 from fedstill.models.tokenizers import HashedNgrams, HashedTokens, load_tokenizer, read_tokenizer
 from fedstill.plugins import check_options, own_class
 from fedstill.settings import Settings
@@ -160,7 +160,7 @@ def _build_small(spec: ModelSpec, labels: Sequence[str], default_tokenizer: str)
 def _assemble_small(spec: ModelSpec, labels: tuple[str, ...], tokenizer: Tokenizer) -> Model:
     cls = _small_class(spec)
     module = cls(vocabulary=tokenizer.vocabulary, classes=len(labels), pad_id=tokenizer.pad_id, **spec.options)
-    return Model(module, tokenizer, spec, labels, rate=float(getattr(cls, "rate", BagOfWords.rate / 20)))
+    return Model(module, tokenizer, spec, labels, rate=float(getattr(cls, "rate", 1e-3)))
 
 
 def _split(name: str) -> tuple[str, int | None]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 class TextCNN(nn.Module):
     """Convolutions over word windows, the largest answer of each filter, a linear head (Kim 2014)."""
 
-    rate: ClassVar[float] = 1e-3
+    rate: ClassVar[float] = 4e-3
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class TextCNN(nn.Module):
 class BiGRU(nn.Module):
     """A GRU in both directions, the mean and the maximum of its states, a linear head."""
 
-    rate: ClassVar[float] = 1e-3
+    rate: ClassVar[float] = 5e-3
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class BiGRU(nn.Module):
 class BagOfWords(nn.Module):
     """A linear model over hashed n-grams: what a client without a GPU, or a second to spare, can run."""
 
-    rate: ClassVar[float] = 2e-2
+    rate: ClassVar[float] = 5e-2
 
     def __init__(self, vocabulary: int, classes: int, pad_id: int) -> None:
         super().__init__()

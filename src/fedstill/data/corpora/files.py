@@ -40,7 +40,8 @@ class Columns:
 
     text: str = "text"
     pair: str | None = None
-    label: str = "label"
+    label: str | None = "label"
+    """None for texts that are to be labelled."""
     domain: str | None = None
     group: str | None = None
 
@@ -86,9 +87,9 @@ def read_dataset(name: str, config: str | None, split: str, columns: Columns) ->
         ) from error
     source = f"{name}[{split}]"
     _check_columns(source, 0, data.column_names, columns)
-    names = getattr(data.features[columns.label], "names", None)
+    names = getattr(data.features[columns.label], "names", None) if columns.label else None
     for line, record in enumerate(data, start=1):
-        number = record[columns.label]
+        number = record[columns.label] if columns.label else None
         if names and isinstance(number, int):
             # The Hub's convention for a hidden label is -1.
             record = {**record, columns.label: names[number] if number >= 0 else None}

@@ -1,0 +1,60 @@
+"""`fedstill check`: what an experiment would do, without doing it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from fedstill.config import Experiment
+from fedstill.data.partition import label_counts
+from fedstill.engines.plan import SERVER, Plan
+from fedstill.prepare import prepare
+
+
+def report(experiment: Experiment, console: Console) -> None:
+    """Print parties, rows, labels, parameters and the bytes of a round."""
+    with tempfile.TemporaryDirectory() as scratch:
+        resolved, plan, corpus = prepare(experiment, Path(scratch))
+        algorithm = resolved.make_algorithm()
+        said = ", ".join(f"{what}: {number:,}" for what, number in corpus.counts.items())
+        console.print(f"{resolved.name}: {algorithm.title} on {corpus.name} ({said})", highlight=False, soft_wrap=True)
+        table = Table()
+        for column in ("party", "model", "parameters", "train", "validation", "test", *plan.labels, "rate"):
+            table.add_column(column, justify="left" if column in ("party", "model") else "right")
+        parts = plan.partition
+        for name in plan.clients:
+            counts = label_counts(corpus, parts.train[name])
+            client = plan.make_client(name, lambda event: None)
+            sizes = (len(part[name]) for part in (parts.train, parts.validation, parts.test))
+            rate = client.spec.train.rate or client.model.rate
+            table.add_row(
+                name, str(client.spec.model), f"{client.model.parameters:,}", *(f"{size:,}" for size in sizes),
+                *(f"{count:,}" for count in counts), f"{rate:g}",
+            )  # fmt: skip
+        if algorithm.has_server_model:
+            server = plan.make_server(lambda event: None)
+            rate = server.spec.train.rate or server.model.rate
+            blanks = [""] * (3 + len(plan.labels))
+            table.add_row(SERVER, str(server.spec.model), f"{server.model.parameters:,}", *blanks, f"{rate:g}")
+    console.print(table)
+    for sentence in _sentences(plan, algorithm.cost):
+        console.print(sentence, highlight=False, soft_wrap=True)
+
+
+def _sentences(plan: Plan, cost: str) -> list[str]:
+    parts, classes = plan.partition, len(plan.labels)
+    active = max(1, round(plan.participation * len(plan.clients)))
+    opinion = 4 * len(parts.public) * classes
+    others = {"labelled at the server": parts.labelled, "unused": parts.unused}
+    extra = "".join(f", {len(rows):,} {name}" for name, rows in others.items() if len(rows))
+    return [
+        f"{len(parts.public):,} public rows{extra}; labels: {', '.join(plan.labels)}.",
+        f"{plan.rounds} rounds, {active} of {len(plan.clients)} clients active in each, {plan.workers} workers, "
+        f"seed {plan.seed}.",
+        f"Numbers a round: {cost}. An opinion on the public rows is {opinion:,} bytes ({len(parts.public):,} x {classes} "
+        f"x 4); {active} up and {active} down make {2 * active * opinion / 1e6:.2f} MB a round for a logit method.",
+        "Nothing was trained.",
+    ]

@@ -1,0 +1,212 @@
+"""The commands."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedstill.errors import FedstillError
+
+app = typer.Typer(
+    help="Federated distillation for text: organisations teach each other without moving their data.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+console = Console()
+errors = Console(stderr=True)
+
+Out = Annotated[Path | None, typer.Option(help="Where the run goes instead of runs/<name>.")]
+
+
+def main() -> None:
+    """The entry point: mistakes of the user's are one message, an interruption says how to go on."""
+    try:
+        app(standalone_mode=False)
+    except FedstillError as error:
+        errors.print(f"[bold red]error:[/] {_plain(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except typer.Exit as done:
+        sys.exit(done.exit_code)
+    except (KeyboardInterrupt, typer.Abort) as stop:
+        errors.print(
+            "stopped." if not stop.args or not isinstance(stop.args[0], str) else stop.args[0], highlight=False
+        )
+        sys.exit(130)
+    except Exception as error:
+        if type(error).__module__.startswith(("click", "typer")):  # a wrong option: typer's own words
+            error.show()  # type: ignore[attr-defined]
+            sys.exit(2)
+        raise
+
+
+@app.command()
+def demo(
+    full: Annotated[bool, typer.Option("--full", help="All methods, all rows, three seeds (about an hour).")] = False,
+    out: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/demo"),
+) -> None:
+    """Five organisations teach each other on two CPU cores, in a few minutes."""
+    from fedstill.demo import demo as run_demo
+
+    run_demo(console, Path("runs/demo-full") if full and out == Path("runs/demo") else out, full)
+
+
+@app.command()
+def run(
+    experiment: Annotated[Path | None, typer.Argument(help="An experiment file, or the name of a recipe.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key=value, dotted: rounds=5 algorithm.weighting.beta=1")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Run that many seeds, from the experiment's on.")] = 1,
+    out: Out = None,
+    force: Annotated[bool, typer.Option("--force", help="Run again what is there already.")] = False,
+    resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run; takes no experiment.")] = None,
+) -> None:
+    """Run an experiment, or go on with one."""
+    from fedstill import runner
+    from fedstill.config import from_source
+    from fedstill.progress import Progress
+    from fedstill.results.compare import compare as compare_runs
+    from fedstill.results.compare import load_runs, render
+
+    if (experiment is None) == (resume is None):
+        raise FedstillError("give an experiment file to run, or --resume DIR to go on with a run (not both).")
+    folders = []
+    if resume is not None:
+        folders.append(resume)
+        with _saying_how_to_go_on(resume), Progress(console) as tell:
+            runner.resume(resume, tell)
+    else:
+        assert experiment is not None
+        source = _source(experiment, overrides or [])
+        first = from_source(source)
+        for seed in range(first.seed, first.seed + seeds):
+            chosen = first.model_copy(update={"seed": seed})
+            folder = (out or Path("runs") / first.name) / f"seed-{seed}"
+            folders.append(folder)
+            with _saying_how_to_go_on(folder), Progress(console, f"seed {seed}: " if seeds > 1 else "") as tell:
+                runner.run(chosen, folder, force, tell)
+    console.print(render(compare_runs(load_runs(folders)), console.width))
+
+
+@app.command()
+def check(
+    experiment: Annotated[Path, typer.Argument(help="An experiment file, or the name of a recipe.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value, dotted.")] = None,
+) -> None:
+    """Validate an experiment and say what would happen, without training."""
+    from fedstill.check import report
+    from fedstill.config import from_source
+
+    report(from_source(_source(experiment, overrides or [])), console)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.")],
+    against: Annotated[str | None, typer.Option(help="Compare with this method instead of the best baseline.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Finished runs side by side: F1, what differences are worth, bytes and seconds."""
+    from fedstill.results.compare import compare as compare_runs
+    from fedstill.results.compare import load_runs, render, to_dict
+
+    loaded = load_runs(runs)
+    comparison = compare_runs(loaded, against)
+    if as_json:
+        print(json.dumps(to_dict(comparison), indent=1))
+        return
+    console.print(render(comparison, console.width))
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="A run folder, such as runs/demo/demo-adafd/seed-0.")],
+    file: Annotated[Path, typer.Argument(help="CSV, TSV, JSONL or Parquet with the texts.")],
+    party: Annotated[str, typer.Option(help="Whose model: server, or a client.")] = "server",
+    text: Annotated[
+        list[str] | None, typer.Option(help="The text column; twice for a pair. Default: the experiment's.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write here instead of to the screen.")] = None,
+) -> None:
+    """Label texts with a model of a finished run."""
+    from fedstill.inference import label_file
+
+    rows = label_file(run, file, party, text)
+    with out.open("w", newline="", encoding="utf-8") if out else sys.stdout as target:
+        writer = csv.writer(target)
+        for row in rows:
+            writer.writerow(row)
+    if out:
+        errors.print(f"wrote {out}", highlight=False)
+
+
+@app.command()
+def show(what: Annotated[str, typer.Argument(help="corpora, models, algorithms or recipes")]) -> None:
+    """What there is to choose from, with licences, needs and costs."""
+    from fedstill import catalogue
+    from fedstill.plugins import nearest
+
+    pages = {
+        "corpora": catalogue.corpora,
+        "models": catalogue.models,
+        "algorithms": catalogue.methods,
+        "recipes": catalogue.recipes,
+    }
+    if what not in pages:
+        raise FedstillError(f"there is nothing to show about {what!r}; {nearest(what, pages)}")
+    heading, rows = pages[what]()
+    table = Table(title=what, title_justify="left")
+    for column in heading:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+@app.command()
+def fetch(names: Annotated[list[str], typer.Argument(help="minilm, bert-tiny, tweets, reviews, or a Hub id.")]) -> None:
+    """Bring models and corpora into the cache, for working offline later."""
+    from fedstill.data.artefacts import fetch as fetch_artefact
+
+    for name in names:
+        console.print(f"{name}: {fetch_artefact(name)}", highlight=False, soft_wrap=True)
+
+
+def _source(experiment: Path, overrides: list[str]) -> Any:
+    from fedstill.catalogue import recipe_path
+    from fedstill.configfile import Source
+
+    source = Source.read(experiment if experiment.exists() else recipe_path(str(experiment)) or experiment)
+    source.override(overrides)
+    return source
+
+
+class _saying_how_to_go_on:
+    """Turns an interruption into a sentence with the command that goes on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: object) -> None:
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            if (self.folder / "experiment.yaml").exists():
+                raise KeyboardInterrupt(f"stopped. Go on with: fedstill run --resume {self.folder}") from value
+            raise KeyboardInterrupt("stopped before anything was written.") from value
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

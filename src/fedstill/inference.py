@@ -1,0 +1,45 @@
+"""Labelling new texts with a model of a finished run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedstill.config import load_experiment
+from fedstill.data.corpora import files
+from fedstill.data.corpora.files import Columns
+from fedstill.data.tokens import Examples, TokenStore
+from fedstill.errors import FedstillError
+from fedstill.learning.predict import predict
+from fedstill.models import load
+from fedstill.plugins import nearest
+from fedstill.results.record import Record
+
+
+def label_file(run: Path, file: Path, party: str, text: Sequence[str] | None) -> Iterator[list[str]]:
+    """A header, then for every text of the file: the text, its label, and the probability of that label."""
+    record = Record(run)
+    if not (run / "experiment.yaml").exists():
+        raise FedstillError(f"{run} is not a run folder: give one such as runs/<name>/seed-0.")
+    folder = record.model_folder(party)
+    if not folder.is_dir():
+        parties = [path.name for path in (run / "models").glob("*")]
+        raise FedstillError(f"{run} has no model of {party!r}; {nearest(party, parties) or 'the run is not finished.'}")
+    experiment = load_experiment(run / "experiment.yaml")
+    columns = list(
+        text or ([experiment.corpus.text] if isinstance(experiment.corpus.text, str) else experiment.corpus.text)
+    )
+    if len(columns) > 2:
+        raise FedstillError("--text is given once, or twice for a pair of texts.")
+    rows = list(files.read(file, Columns(columns[0], columns[1] if len(columns) == 2 else None, None)))
+    model = load(folder)
+    pairs = [row.pair or "" for row in rows] if len(columns) == 2 else None
+    encoded = model.tokenizer.encode([row.text for row in rows], pairs, experiment.train.max_length)
+    store = TokenStore(*encoded, pad_id=model.tokenizer.pad_id, pads_left=model.pads_left)
+    probabilities = predict(model.module, Examples(store, np.arange(len(rows)))).softmax(-1)
+    best = probabilities.max(-1)
+    yield [*columns, "label", "probability"]
+    for row, number, value in zip(rows, best.indices.tolist(), best.values.tolist(), strict=True):
+        yield [row.text, *([row.pair or ""] if pairs is not None else []), model.labels[number], f"{value:.4f}"]

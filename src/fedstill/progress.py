@@ -1,0 +1,135 @@
+"""What a person sees while a run works: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fedstill.engines.plan import SERVER, Plan
+
+
+class Progress:
+    """Listens to a run's events; `with Progress(console) as tell: run(..., tell=tell)`."""
+
+    def __init__(self, console: Console, title: str = "") -> None:
+        self.console, self.title = console, title
+        self.live: Live | None = None
+        self.started = time.monotonic()
+        self.rounds, self.round, self.first = 0, 0, 0
+        self.parties: dict[str, dict[str, Any]] = {}
+        self.bytes = 0
+        self.state = "starting"
+
+    def __enter__(self) -> Progress:
+        if self.console.is_terminal:
+            self.live = Live(get_renderable=self._table, console=self.console, refresh_per_second=4, transient=True)
+            self.live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if "preparing" in event:
+            self.state = f"reading and tokenising for {event['preparing']}"
+        elif "plan" in event:
+            self._begin(event["plan"], event.get("after", 0), event["corpus"].counts)
+        elif "metric" in event:
+            self._measured(event["metric"])
+        elif "note" in event:
+            self._say(f"note: {event['note']}", style="yellow")
+        elif "finishing" in event:
+            self.state = "saving models"
+        elif "round" in event:
+            self._round_done(event)
+        elif "party" in event:
+            self.parties.setdefault(event["party"], {}).update(event)
+        elif "finished" in event:
+            elapsed = time.monotonic() - self.started
+            self._say(f"{self.title}done in {elapsed:.0f} s: {event['finished']}")
+
+    def _begin(self, plan: Plan, after: int, counts: dict[str, int]) -> None:
+        self.rounds, self.round, self.first = plan.rounds, after, after
+        models = {SERVER: plan.server.model, **{name: spec.model for name, spec in plan.clients.items()}}
+        self.parties = {name: {"model": str(model)} for name, model in models.items()}
+        self.state = f"round {after + 1} of {plan.rounds}"
+        going_on = f", going on after round {after}" if after else ""
+        parts = plan.partition
+        private = sum(len(rows) for rows in parts.train.values())
+        self._say(
+            f"{self.title}{len(plan.clients)} clients, {private} private and {len(parts.public)} public rows, "
+            f"{plan.rounds} rounds, {plan.workers} workers{going_on}"
+        )
+        if not after and (dropped := {what: n for what, n in counts.items() if what != "rows read"}):
+            said = ", ".join(f"{what}: {number:,}" for what, number in dropped.items())
+            self._say(f"corpus: {counts.get('rows read', 0):,} rows read; {said}", style="dim")
+
+    def _measured(self, metric: dict[str, Any]) -> None:
+        if metric.get("split") != "test":
+            return
+        self.parties.setdefault(metric["party"], {})["f1"] = metric["f1"]
+        if self.live is None:
+            self._say(f"  round {metric['round']}: {metric['party']} {metric['stage']}, F1 {100 * metric['f1']:.1f}")
+
+    def _round_done(self, event: dict[str, Any]) -> None:
+        self.round, self.bytes = event["round"], sum(event["bytes"].values())
+        server = self.parties.get(SERVER, {}).get("f1")
+        clients = [party["f1"] for name, party in self.parties.items() if name != SERVER and "f1" in party]
+        f1 = f"server F1 {100 * server:.1f}, " if server is not None else ""
+        mean = f"clients' mean {100 * sum(clients) / len(clients):.1f}, " if clients else ""
+        self._say(f"{self.title}round {self.round}/{self.rounds}: {f1}{mean}{_size(self.bytes)}, {self._times()}")
+        self.state = (
+            f"round {min(self.round + 1, self.rounds)} of {self.rounds}" if self.round < self.rounds else "finishing"
+        )
+
+    def _times(self) -> str:
+        elapsed = time.monotonic() - self.started
+        done = self.round - self.first
+        left = (
+            f", about {elapsed / done * (self.rounds - self.round):.0f} s left"
+            if done and self.round < self.rounds
+            else ""
+        )
+        return f"{elapsed:.0f} s{left}"
+
+    def _say(self, line: str, style: str | None = None) -> None:
+        self.console.print(line, style=style, highlight=False, soft_wrap=True)
+
+    def _table(self) -> Group:
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for column in ("party", "model", "doing", "", "loss", "F1"):
+            table.add_column(
+                column,
+                justify="right" if column in ("loss", "F1") else "left",
+                style="dim" if column == "model" else None,
+            )
+        for name, party in self.parties.items():
+            phase = party.get("phase", "")
+            steps = party.get("steps") or 1
+            done = steps if phase == "done" else party.get("done", 0)
+            loss, f1 = party.get("loss", math.nan), party.get("f1", math.nan)
+            table.add_row(
+                name,
+                party.get("model", ""),
+                "" if phase == "done" else phase,
+                ProgressBar(total=steps, completed=done, width=20),
+                "" if math.isnan(loss) else f"{loss:.3f}",
+                "" if math.isnan(f1) else f"{100 * f1:.1f}",
+            )
+        return Group(Text(f"{self.title}{self.state} · {_size(self.bytes)} · {self._times()}"), table)
+
+
+def _size(number: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} GB"
