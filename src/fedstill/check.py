@@ -10,7 +10,8 @@ from rich.table import Table
 
 from fedstill.config import Experiment
 from fedstill.data.partition import label_counts
-from fedstill.engines.plan import SERVER, Plan
+from fedstill.engines.plan import Plan
+from fedstill.parties.party import Party
 from fedstill.prepare import prepare
 
 
@@ -22,26 +23,24 @@ def report(experiment: Experiment, console: Console) -> None:
         said = ", ".join(f"{what}: {number:,}" for what, number in corpus.counts.items())
         console.print(f"{resolved.name}: {algorithm.title} on {corpus.name} ({said})", highlight=False, soft_wrap=True)
         table = Table()
-        for column in ("party", "model", "parameters", "train", "validation", "test", *plan.labels, "rate"):
+        for column in ("party", "model", "numbers", "rate", "train", "validation", "test", "train rows by label"):
             table.add_column(column, justify="left" if column in ("party", "model") else "right")
         parts = plan.partition
         for name in plan.clients:
-            counts = label_counts(corpus, parts.train[name])
             client = plan.make_client(name, lambda event: None)
             sizes = (len(part[name]) for part in (parts.train, parts.validation, parts.test))
-            rate = client.spec.train.rate or client.model.rate
-            table.add_row(
-                name, str(client.spec.model), f"{client.model.parameters:,}", *(f"{size:,}" for size in sizes),
-                *(f"{count:,}" for count in counts), f"{rate:g}",
-            )  # fmt: skip
+            by_label = " / ".join(f"{count:,}" for count in label_counts(corpus, parts.train[name]))
+            table.add_row(*_model(client), *(f"{size:,}" for size in sizes), by_label)
         if algorithm.has_server_model:
-            server = plan.make_server(lambda event: None)
-            rate = server.spec.train.rate or server.model.rate
-            blanks = [""] * (3 + len(plan.labels))
-            table.add_row(SERVER, str(server.spec.model), f"{server.model.parameters:,}", *blanks, f"{rate:g}")
+            table.add_row(*_model(plan.make_server(lambda event: None)))
     console.print(table)
     for sentence in _sentences(plan, algorithm.cost):
         console.print(sentence, highlight=False, soft_wrap=True)
+
+
+def _model(party: Party) -> tuple[str, ...]:
+    rate = party.spec.train.rate or party.model.rate
+    return party.name, str(party.spec.model), f"{party.model.parameters / 1e6:.1f}M", f"{rate:g}"
 
 
 def _sentences(plan: Plan, cost: str) -> list[str]:
@@ -54,7 +53,7 @@ def _sentences(plan: Plan, cost: str) -> list[str]:
         f"{len(parts.public):,} public rows{extra}; labels: {', '.join(plan.labels)}.",
         f"{plan.rounds} rounds, {active} of {len(plan.clients)} clients active in each, {plan.workers} workers, "
         f"seed {plan.seed}.",
-        f"Numbers a round: {cost}. An opinion on the public rows is {opinion:,} bytes ({len(parts.public):,} x {classes} "
-        f"x 4); {active} up and {active} down make {2 * active * opinion / 1e6:.2f} MB a round for a logit method.",
+        f"Numbers a round: {cost}. An opinion is {len(parts.public):,} x {classes} x 4 = {opinion:,} bytes; {active} "
+        f"up and {active} down are {2 * active * opinion / 1e6:.2f} MB a round for a method that exchanges logits.",
         "Nothing was trained.",
     ]

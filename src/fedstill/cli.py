@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedstill.errors import FedstillError
@@ -27,25 +30,24 @@ errors = Console(stderr=True)
 Out = Annotated[Path | None, typer.Option(help="Where the run goes instead of runs/<name>.")]
 
 
+class Stopped(Exception):
+    """Interrupted; the message says how to go on."""
+
+
 def main() -> None:
     """The entry point: mistakes of the user's are one message, an interruption says how to go on."""
     try:
-        app(standalone_mode=False)
+        app()
     except FedstillError as error:
-        errors.print(f"[bold red]error:[/] {_plain(str(error))}", highlight=False, soft_wrap=True)
+        _print_error(f"[bold red]error:[/] {escape(str(error))}")
         sys.exit(1)
-    except typer.Exit as done:
-        sys.exit(done.exit_code)
-    except (KeyboardInterrupt, typer.Abort) as stop:
-        errors.print(
-            "stopped." if not stop.args or not isinstance(stop.args[0], str) else stop.args[0], highlight=False
-        )
+    except Stopped as stop:
+        _print_error(f"stopped. {stop}")
         sys.exit(130)
-    except Exception as error:
-        if type(error).__module__.startswith(("click", "typer")):  # a wrong option: typer's own words
-            error.show()  # type: ignore[attr-defined]
-            sys.exit(2)
-        raise
+
+
+def _print_error(line: str) -> None:
+    errors.print(line, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -140,13 +142,13 @@ def predict(
     """Label texts with a model of a finished run."""
     from fedstill.inference import label_file
 
-    rows = label_file(run, file, party, text)
-    with out.open("w", newline="", encoding="utf-8") if out else sys.stdout as target:
-        writer = csv.writer(target)
-        for row in rows:
-            writer.writerow(row)
-    if out:
-        errors.print(f"wrote {out}", highlight=False)
+    rows = list(label_file(run, file, party, text))
+    if out is None:
+        csv.writer(sys.stdout).writerows(rows)
+        return
+    with out.open("w", newline="", encoding="utf-8") as target:
+        csv.writer(target).writerows(rows)
+    console.print(f"{len(rows) - 1} texts labelled: {out}", highlight=False)
 
 
 @app.command()
@@ -190,23 +192,12 @@ def _source(experiment: Path, overrides: list[str]) -> Any:
     return source
 
 
-class _saying_how_to_go_on:
-    """Turns an interruption into a sentence with the command that goes on."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: object) -> None:
-        if kind is not None and issubclass(kind, KeyboardInterrupt):
-            if (self.folder / "experiment.yaml").exists():
-                raise KeyboardInterrupt(f"stopped. Go on with: fedstill run --resume {self.folder}") from value
-            raise KeyboardInterrupt("stopped before anything was written.") from value
-
-
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
+@contextmanager
+def _saying_how_to_go_on(folder: Path) -> Iterator[None]:
+    """Turn an interruption into a sentence with the command that goes on."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if not (folder / "experiment.yaml").exists():
+            raise Stopped("Nothing was written yet.") from stop
+        raise Stopped(f"Go on with: fedstill run --resume {folder}") from stop

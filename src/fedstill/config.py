@@ -86,6 +86,13 @@ class Experiment(Settings):
     save_every: int = Field(1, ge=1)
     """Rounds from one checkpoint to the next."""
 
+    @field_validator("labels")
+    @classmethod
+    def _different(cls, value: list[str] | None) -> list[str] | None:
+        if value is not None and (len(value) < 2 or len(set(value)) < len(value)):
+            raise ValueError("must be two or more different names")
+        return value
+
     @field_validator("algorithm", mode="before")
     @classmethod
     def _short(cls, value: Any) -> Any:
@@ -154,9 +161,17 @@ class Experiment(Settings):
         train = _inherit(spec.train, self.train)
         return PartySpec(spec.model, train, _inherit(spec.distill, _inherit(self.distill, train)))
 
+    def resolved(self) -> Experiment:
+        """The same with what is inherited written out: a file that sets everything inherits nothing any more."""
+        clients = self.clients
+        if isinstance(clients, dict):
+            specs = {name: self._client(spec) for name, spec in clients.items()}
+            clients = {name: ClientSpec(model=s.model, train=s.train, distill=s.distill) for name, s in specs.items()}
+        return self.model_copy(update={"clients": clients, "distill": _inherit(self.distill, self.train)})
+
     def to_yaml(self) -> str:
         """The whole experiment, defaults included."""
-        return dump(self.model_dump(mode="json"))
+        return dump(self.resolved().model_dump(mode="json"))
 
 
 def _inherit(own: Any, general: BaseModel) -> Any:
@@ -196,7 +211,7 @@ def _sentence(source: Source, item: Any) -> str:
 
 def _is_branch(part: str | int) -> bool:
     """Whether pydantic put the name of a union's branch here rather than a key."""
-    return isinstance(part, str) and (part[:1].isupper() or "[" in part or part in ("function-before", "literal"))
+    return isinstance(part, str) and ("[" in part or part in ("ModelSpec", "int", "str"))
 
 
 def _keys_at(path: Sequence[str | int]) -> list[str]:

@@ -19,6 +19,8 @@ class _Loader(yaml.SafeLoader):
         """A mapping whose keys are all different."""
         seen = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be plain text", key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key.value!r} stands twice", key.start_mark
@@ -47,14 +49,12 @@ class Source:
 
     def __init__(self, text: str, name: str) -> None:
         self.name = name
-        loader = _Loader(text)
         try:
+            loader = _Loader(text)
             self.node = loader.get_single_node()
             self.values: Any = {} if self.node is None else loader.construct_document(self.node)
         except yaml.YAMLError as error:
             raise FedstillError(_yaml_error(name, error)) from error
-        finally:
-            loader.dispose()
         if not isinstance(self.values, dict):
             raise FedstillError(
                 f"{name}: an experiment is a list of `key: value` lines, not a {type(self.values).__name__}."
@@ -82,9 +82,8 @@ class Source:
             try:
                 value = yaml.load(text, _Loader)
             except yaml.YAMLError as error:
-                raise FedstillError(
-                    f"{assignment!r}: the value is not readable ({str(error).splitlines()[0]})."
-                ) from error
+                reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+                raise FedstillError(f"{assignment!r}: the value is not readable ({reason}).") from error
             *path, last = key.split(".")
             place = self.values
             for part in path:

@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ def own_class(path: str) -> type:
 
 
 def _module(name: str) -> Any:
+    if not name or name.startswith("."):
+        raise ImportError("write file.py:Class or package.module:Class")
     return importlib.import_module(name)
 
 
@@ -54,9 +56,11 @@ def _module_from_file(file: Path) -> Any:
     return module
 
 
-def check_options(cls: type, options: Mapping[str, Any], fixed: Iterable[str] = ()) -> None:
+def check_options(cls: type, options: Mapping[str, Any], fixed: Collection[str] = ()) -> None:
     """Refuse options that the class's constructor does not take, naming the nearest one that it does."""
-    taken = [name for name in inspect.signature(cls).parameters if name not in fixed]
+    parameters = inspect.signature(cls).parameters
+    taken = [name for name in parameters if name not in fixed]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for option in options:
-        if option not in taken:
+        if option in fixed or (option not in taken and not takes_any):
             raise FedstillError(f"{cls.__name__} has no option {option!r}; {nearest(option, taken)}")

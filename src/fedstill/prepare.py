@@ -25,7 +25,7 @@ from fedstill.parties.party import PartySpec
 def prepare(experiment: Experiment, folder: Path) -> tuple[Experiment, Plan, Corpus]:
     """The experiment with its labels resolved, and everything that an engine needs to run it."""
     corpus = corpora.load(experiment.corpus, experiment.labels)
-    experiment = experiment.model_copy(update={"labels": list(corpus.label_names)})
+    experiment = experiment.resolved().model_copy(update={"labels": list(corpus.label_names)})
     parts = partition.split(corpus, experiment.partition, experiment.seed)
     clients = experiment.client_specs(parts.clients)
     server = experiment.server_spec()

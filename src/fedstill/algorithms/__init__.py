@@ -35,6 +35,9 @@ def make(spec: str | Mapping[str, Any]) -> Algorithm:
 
 def _construct(base: type[T], spec: str | Mapping[str, Any]) -> T:
     """{name: Class, option: value, ...} as an object; a plain string is short for {name: ...}."""
+    if not isinstance(spec, str | Mapping):
+        kind = base.__name__.lower()
+        raise FedstillError(f"the {kind} is a name or {{name: ..., option: value}}, not {spec!r}.")
     options = {"name": spec} if isinstance(spec, str) else dict(spec)
     cls = _find(base, options.pop("name", base.__name__ if base is Chat else None))
     check_options(cls, options)

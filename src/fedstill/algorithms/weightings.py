@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedstill.algorithms.llm import Chat, Unusable, ask, statistics
+from fedstill.errors import FedstillError
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Opinion
 from fedstill.wire.replies import Replies
@@ -53,6 +54,10 @@ class ENWC(Weighting):
     beta: float = 5.0
     learnable: bool = False
 
+    def __post_init__(self) -> None:
+        if self.learnable and not self.beta > 0:
+            raise FedstillError(f"ENWC: a learnable beta must start above 0 (given: {self.beta:g}).")
+
     def __call__(self, me: Server, ups: Replies[Opinion], losses: Tensor) -> Tensor:
         losses = losses.double()
         if self.learnable:
@@ -62,7 +67,7 @@ class ENWC(Weighting):
     def current(self, me: Server) -> float:
         """The beta in use: the one learnt so far, or the one given."""
         learnt = me.memory.get("beta", self.beta) if self.learnable else self.beta
-        assert isinstance(learnt, float)
+        assert isinstance(learnt, float | int)
         return learnt
 
     def _learn(self, me: Server, ups: Replies[Opinion], losses: Tensor) -> None:

@@ -20,6 +20,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from numpy.lib.format import open_memmap
 from torch import Tensor
 
 from fedstill.data.artefacts import cache_folder
@@ -135,8 +136,8 @@ def store_tokens(
 def _read(folder: Path) -> Encoded | None:
     """The arrays of a store, or None where there is no whole one."""
     try:
-        ids, offsets = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("ids", "offsets"))
-        types = np.load(folder / "types.npy", mmap_mode="r") if (folder / "types.npy").exists() else None
+        ids, offsets = (open_memmap(folder / f"{name}.npy", mode="r") for name in ("ids", "offsets"))
+        types = open_memmap(folder / "types.npy", mode="r") if (folder / "types.npy").exists() else None
     except (OSError, ValueError):
         return None
     if not len(offsets) or offsets[-1] != len(ids):

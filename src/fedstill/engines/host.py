@@ -64,7 +64,9 @@ class Host:
         return self.files
 
     def restore(self, files: Mapping[str, FileReference]) -> None:
-        """Go on from those files."""
+        """Go on from those files, whatever was awake before."""
+        self.awake.clear()
+        self.changed.clear()
         self.files = dict(files)
 
     def export(self, names: Sequence[str]) -> None:

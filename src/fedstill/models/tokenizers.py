@@ -69,6 +69,9 @@ class PretrainedTokenizer:
 
     def save(self, folder: Path) -> None:
         """As `AutoTokenizer` wants it."""
+        if (backend := getattr(self.inner, "backend_tokenizer", None)) is not None:
+            backend.no_truncation()  # how it was last called is no part of the tokenizer
+            backend.no_padding()
         self.inner.save_pretrained(folder)
 
 

@@ -222,9 +222,9 @@ class Party:
         state = {f"model/{name}": value for name, value in self.parameters().items()} if self.has_model else {}
         for name, value in self.memory.items():
             if isinstance(value, dict):
-                state |= {f"memory/{name}/{part}": tensor.detach().cpu().clone() for part, tensor in value.items()}
+                state |= {f"memory/{name}/{part}": _copy(tensor) for part, tensor in value.items()}
             elif isinstance(value, Tensor):
-                state[f"memory/{name}"] = value.detach().cpu().clone()
+                state[f"memory/{name}"] = _copy(value)
             else:
                 state[f"number/{name}"] = torch.tensor(value, dtype=torch.float64)
         return state
@@ -246,3 +246,8 @@ class Party:
                 inner[part] = value
             elif kind == "memory":
                 self.memory[rest] = value
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """On the CPU and contiguous, as files want it."""
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)

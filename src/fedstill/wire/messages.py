@@ -106,16 +106,21 @@ def encode(message: Message | None, envelope: Mapping[str, Any] | None = None) -
     for item in dataclasses.fields(message) if message is not None else ():
         value = getattr(message, item.name)
         if isinstance(value, Tensor):
-            tensors[item.name] = value.detach().cpu().contiguous()
+            tensors[item.name] = _own(value)
         elif isinstance(value, float):
             tensors[item.name] = torch.tensor(value, dtype=torch.float32)
         elif isinstance(value, Mapping):
             plain[item.name] = sorted(value)
-            tensors |= {f"{item.name}/{key}": part.detach().cpu().contiguous() for key, part in value.items()}
+            tensors |= {f"{item.name}/{key}": _own(part) for key, part in value.items()}
         elif value is not None:
             plain[item.name] = value
     header = {"type": type(message).__name__ if message is not None else None, "plain": plain, **(envelope or {})}
     return bytes(save(tensors, metadata={"fedstill": json.dumps(header)}))
+
+
+def _own(value: Tensor) -> Tensor:
+    """A copy: safetensors refuses fields that share memory, such as an array and a part of it."""
+    return value.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 def decode(raw: bytes, types: Mapping[str, type[Message]]) -> Parcel:
@@ -125,7 +130,9 @@ def decode(raw: bytes, types: Mapping[str, type[Message]]) -> Parcel:
         header = json.loads(json.loads(raw[8 : 8 + header_size])["__metadata__"]["fedstill"])
         tensors = load(raw)
         name, plain = header.pop("type"), header.pop("plain")
-    except (ValueError, KeyError, TypeError, SafetensorError) as error:
+        if not isinstance(name, str | None) or not isinstance(plain, dict):
+            raise TypeError("its header is no message's")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise BadMessage(f"unreadable message of {len(raw)} bytes ({error}).") from error
     indices = sum(t.nbytes for t in tensors.values() if not t.is_floating_point())
     payload = sum(t.nbytes for t in tensors.values()) - indices
@@ -134,7 +141,10 @@ def decode(raw: bytes, types: Mapping[str, type[Message]]) -> Parcel:
         return Parcel(None, header, sizes)
     if name not in types:
         raise BadMessage(f"a message of type {name!r} where {', '.join(types)} is expected.")
-    return Parcel(_assemble(types[name], plain, tensors), header, sizes)
+    try:
+        return Parcel(_assemble(types[name], plain, tensors), header, sizes)
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise BadMessage(f"{name} lacks a field, or has one of another kind ({error}).") from error
 
 
 def _assemble(cls: type[Message], plain: dict[str, Any], tensors: dict[str, Tensor]) -> Message:
@@ -149,10 +159,7 @@ def _assemble(cls: type[Message], plain: dict[str, Any], tensors: dict[str, Tens
             values[item.name] = value.item() if "float" in str(item.type) else value
     if plain or tensors:
         raise BadMessage(f"{cls.__name__} has no field {', '.join([*plain, *tensors])}.")
-    try:
-        return cls(**values)
-    except TypeError as error:
-        raise BadMessage(f"{cls.__name__} lacks a field ({error}).") from error
+    return cls(**values)
 
 
 def check(message: Message, dimensions: Mapping[str, int]) -> None:

@@ -28,6 +28,9 @@ class Replies(Mapping[str, M], Generic[M]):
     clients: Mapping[str, Hello] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "messages", dict(sorted(self.messages.items())))
+
     def __getitem__(self, client: str) -> M:
         return self.messages[client]
 

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedstill import Experiment, FedstillError, run
+from fedstill.engines import local
+from tests.engines.conftest import content
+
+Small = Callable[..., Experiment]
+
+
+def test_one_and_two_workers_give_the_same_bytes(small: Small, tmp_path: Path) -> None:
+    mixed = {"clients": ["bert-tiny", "textcnn", "bow"], "server": "bert-tiny", "rounds": 2}
+    for workers in (1, 2):
+        run(small(workers=workers, **mixed), tmp_path / str(workers))
+    one, two = content(tmp_path / "1"), content(tmp_path / "2")
+    assert len(one) == 2 + 4 + 4
+    assert one == two
+
+
+def test_the_same_seed_twice_gives_the_same_bytes_and_another_seed_does_not(small: Small, tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        run(small(seed=seed, rounds=1), tmp_path / name)
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+    assert content(tmp_path / "a") != content(tmp_path / "c")
+
+
+def test_clients_that_sleep_on_disk_give_the_same_bytes(small: Small, tmp_path: Path) -> None:
+    run(small(), tmp_path / "awake")
+    run(small(memory={"host": "1MiB"}), tmp_path / "asleep")
+    assert content(tmp_path / "awake") == content(tmp_path / "asleep")
+
+
+def test_a_host_keeps_no_more_models_awake_than_the_limit_allows(small: Small, tmp_path: Path) -> None:
+    from fedstill.engines.host import Host
+    from fedstill.prepare import prepare
+    from fedstill.wire.messages import encode
+
+    (tmp_path / "run").mkdir()
+    _, plan, _ = prepare(small(clients="bow"), tmp_path / "run")
+    one = 4 * (2 * 2**17 + 1) * 3 + 4 * 3  # bytes of a bag of words over pairs, three classes
+    host = Host(plan, int(1.5 * one), lambda event: None)
+    for name in plan.clients:
+        host.call(name, encode(None, {"verb": "turn", "round": 1}))
+    assert list(host.awake) == ["toys"]
+    assert sorted(host.files) == ["books", "garden"]
+
+
+def test_the_costliest_clients_are_shared_out_first(small: Small, tmp_path: Path) -> None:
+    from fedstill.prepare import prepare
+
+    _, plan, _ = prepare(small(clients=["bow", "bert-tiny", "textcnn"], workers=2), tmp_path)
+    assert local.share_out(plan) == [["garden"], ["toys", "books"]]
+
+
+def test_a_worker_that_dies_ends_the_run_with_a_sentence(small: Small, tmp_path: Path) -> None:
+    import multiprocessing
+
+    def kill_one(event: dict[str, object]) -> None:
+        if event.get("round") == 1:
+            os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+
+    with pytest.raises(FedstillError, match=r"worker process died \(killed by signal 9.*--resume"):
+        run(small(workers=2), tmp_path / "run", tell=kill_one)
+    assert (tmp_path / "run" / "checkpoint" / "round-00001.json").exists()
+
+
+def test_participation_below_one_calls_fewer_clients_and_all_digest_at_the_end(small: Small, tmp_path: Path) -> None:
+    record = run(small(participation=0.4, rounds=4), tmp_path / "run")
+    spoke = {
+        t: sorted(
+            m["party"]
+            for m in record.metrics
+            if m.get("stage") == "trained" and m["round"] == t and m["split"] == "test"
+        )
+        for t in range(1, 5)
+    }
+    assert all(len(names) == 1 for names in spoke.values())
+    assert len({tuple(names) for names in spoke.values()}) > 1
+    ended = {m["party"] for m in record.metrics if m.get("stage") == "distilled" and m["round"] == 4}
+    assert ended == {"books", "garden", "toys", "server"}

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedstill import Experiment, FedstillError, Record, resume, run
+from fedstill.configfile import dump
+from tests.engines.conftest import content
+
+Small = Callable[..., Experiment]
+
+
+def stop_after(round: int) -> Callable[[dict[str, object]], None]:
+    """Ctrl-C as soon as that round is done."""
+
+    def tell(event: dict[str, object]) -> None:
+        if event.get("round") == round and "finishing" not in event:
+            raise KeyboardInterrupt
+
+    return tell
+
+
+def stop_in(round: int) -> Callable[[dict[str, object]], None]:
+    """Ctrl-C in the middle of that round."""
+
+    def tell(event: dict[str, object]) -> None:
+        metric = event.get("metric")
+        if isinstance(metric, dict) and metric["round"] == round and metric.get("stage") == "trained":
+            raise KeyboardInterrupt
+
+    return tell
+
+
+@pytest.fixture
+def whole(small: Small, tmp_path: Path) -> Path:
+    """An uninterrupted run."""
+    return run(small(), tmp_path / "whole").folder
+
+
+@pytest.mark.parametrize("stop", [stop_after(1), stop_in(1), stop_in(2), stop_after(3)])
+def test_an_interrupted_run_ends_as_it_would_have(
+    small: Small, whole: Path, tmp_path: Path, stop: Callable[[dict[str, object]], None]
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(small(), tmp_path / "run", tell=stop)
+    assert not Record(tmp_path / "run").is_finished
+    record = resume(tmp_path / "run")
+    assert content(record.folder) == content(whole)
+    same = ("scores", "bytes", "test_fingerprint")
+    assert {key: record.summary[key] for key in same} == {key: Record(whole).summary[key] for key in same}
+
+
+@pytest.mark.parametrize("damage", ["state", "manifest"])
+def test_a_broken_checkpoint_is_noticed_and_the_one_before_it_used(
+    small: Small, whole: Path, tmp_path: Path, damage: str
+) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        run(small(), folder, tell=stop_after(2))
+    broken = folder / "checkpoint" / ("state/books.2.safetensors" if damage == "state" else "round-00002.json")
+    data = broken.read_bytes()
+    broken.write_bytes(data[: len(data) // 2])
+    heard: list[dict[str, object]] = []
+    resume(folder, heard.append)
+    assert any("round-00002.json is broken" in str(event.get("note")) for event in heard)
+    assert next(event["after"] for event in heard if "after" in event) == 1
+    assert content(folder) == content(whole)
+
+
+def test_with_every_checkpoint_broken_the_run_starts_over(small: Small, whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        run(small(), folder, tell=stop_after(2))
+    for manifest in (folder / "checkpoint").glob("round-*.json"):
+        manifest.write_text("{}")
+    resume(folder)
+    assert content(folder) == content(whole)
+
+
+def test_only_the_last_two_checkpoints_are_kept_and_none_when_finished(small: Small, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        run(small(rounds=5), folder, tell=stop_after(4))
+    assert sorted(path.name for path in (folder / "checkpoint").glob("*.json")) == [
+        "round-00003.json",
+        "round-00004.json",
+    ]
+    rounds = {path.name.split(".")[1] for path in (folder / "checkpoint" / "state").iterdir()}
+    assert rounds == {"3", "4"}
+    resume(folder)
+    assert not (folder / "checkpoint").exists()
+
+
+def test_save_every_two_rounds_repeats_the_unsaved_one(small: Small, tmp_path: Path) -> None:
+    run(small(save_every=2), tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(small(save_every=2), tmp_path / "run", tell=stop_in(3))
+    assert [path.name for path in (tmp_path / "run" / "checkpoint").glob("*.json")] == ["round-00002.json"]
+    resume(tmp_path / "run")
+    assert content(tmp_path / "run") == content(tmp_path / "whole")
+
+
+def test_a_changed_experiment_is_named_and_refused(small: Small, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        run(small(), folder, tell=stop_after(1))
+    values = yaml.safe_load((folder / "experiment.yaml").read_text())
+    values["train"]["epochs"] = 7
+    (folder / "experiment.yaml").write_text(dump(values))
+    with pytest.raises(FedstillError, match=r"was changed since the checkpoint \(train.epochs\)"):
+        resume(folder)
+
+
+def test_a_changed_corpus_is_refused(small: Small, reviews: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(small(), tmp_path / "run", tell=stop_after(1))
+    text = reviews.read_text()
+    reviews.write_text(text.replace("novel", "story", 1))
+    with pytest.raises(FedstillError, match="the corpus is not the one"):
+        resume(tmp_path / "run")
+
+
+def test_finished_unfinished_and_foreign_folders_are_not_overwritten(small: Small, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        run(small(), folder, tell=stop_after(1))
+    with pytest.raises(FedstillError, match="unfinished run; go on with `fedstill run --resume"):
+        run(small(), folder)
+    resume(folder)
+    with pytest.raises(FedstillError, match="finished run; --force"):
+        run(small(), folder)
+    with pytest.raises(FedstillError, match="is finished; look at it"):
+        resume(folder)
+    run(small(rounds=1), folder, force=True)
+    assert Record(folder).summary["rounds"] == 1
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("work of years")
+    with pytest.raises(FedstillError, match="is not empty and holds no run"):
+        run(small(), tmp_path / "mine", force=True)
+    assert (tmp_path / "mine" / "thesis.tex").exists()
+    with pytest.raises(FedstillError, match=r"no experiment\.yaml"):
+        resume(tmp_path / "nowhere")
+
+
+def start(experiment: Experiment, folder: Path, **options: object) -> subprocess.Popen[str]:
+    """The command in a process of its own."""
+    folder.mkdir()
+    (folder / "x.yaml").write_text(experiment.to_yaml())
+    command = [sys.executable, "-m", "fedstill", "run", str(folder / "x.yaml"), "--out", str(folder / "out")]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    """Until the file is there; not forever."""
+    for _ in range(600):
+        if path.exists():
+            return
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+    raise AssertionError(f"{path} never came")
+
+
+@pytest.mark.parametrize("signal_", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run_within_seconds_and_says_how_to_go_on(
+    small: Small, tmp_path: Path, signal_: signal.Signals
+) -> None:
+    process = start(small(rounds=400, workers=2), tmp_path / "here")
+    folder = tmp_path / "here" / "out" / "seed-0"
+    wait_for(folder / "checkpoint" / "round-00002.json", process)
+    asked = time.monotonic()
+    os.kill(process.pid, signal_)
+    output = process.communicate(timeout=20)[0]
+    assert time.monotonic() - asked < 10
+    assert process.returncode == 130
+    assert f"Go on with: fedstill run --resume {folder}" in output
+    assert not (folder / "summary.json").exists()
+
+
+def test_a_full_disk_is_one_sentence_leaves_nothing_half_written_and_the_run_goes_on_with_room(
+    small: Small, tmp_path: Path
+) -> None:
+    def tiny_disk() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))  # tokens fit, a client's state does not
+
+    process = start(small(), tmp_path / "here", preexec_fn=tiny_disk)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 1
+    assert "cannot be written (File too large)" in output
+    assert "Traceback" not in output
+    folder = tmp_path / "here" / "out" / "seed-0"
+    assert not list(folder.rglob(".writing-*"))
+    resume(folder)
+    assert json.loads((folder / "summary.json").read_text())["rounds"] == 3
