@@ -92,10 +92,8 @@ def main() -> None:
             how = killed_run(experiment, run, moment_s)
             is_same = content(run) == wanted
             same += is_same
-            print(
-                f"{number:3d}: at {moment_s:5.1f} s of {length_s:.1f} s, {how}: {'identical' if is_same else 'DIFFERENT'}",
-                flush=True,
-            )
+            outcome = "identical" if is_same else "DIFFERENT"
+            print(f"{number:3d}: at {moment_s:5.1f} s of {length_s:.1f} s, {how}: {outcome}", flush=True)
     print(f"{same} of {arguments.kills} ended identical ({len(wanted)} files compared)")
     sys.exit(same != arguments.kills)
 

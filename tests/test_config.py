@@ -244,8 +244,8 @@ def test_a_wrong_key_or_value_is_named_with_its_line(refusal, text, message):
             "Chat has no option 'modell'; did you mean 'model'?",
         ),
         ("{name: FedKD, reading: mine}", "FedKD: option 'reading': Input should be 'released', 'text' or 'original'"),
-        ("{weighting: RNWC}", "the algorithm needs a name; known: AdaFD, "),
-        ("own.py:Mine", "own.py could not be loaded (there is no such file"),
+        ("{name: AdaFD, temperature: 0}", "AdaFD: option 'temperature': Input should be greater than 0"),
+        ("own.py:Mine", "own.py could not be loaded (FileNotFoundError: there is no such file"),
         ("fedstill.config:Experiment", "is not a Algorithm: derive your class from fedstill.Algorithm."),
         ("fedstill.algorithms.adafd:AdaFB", "has no class 'AdaFB'; did you mean 'AdaFD'?"),
     ],
@@ -288,3 +288,10 @@ def test_what_the_command_line_brought_in_is_blamed_on_it(refusal):
 def test_an_experiment_made_in_python_is_refused_in_the_same_words():
     with pytest.raises(FedstillError, match="AdaFD has no option 'wieghting'"):
         Experiment(algorithm={"name": "AdaFD", "wieghting": "RNWC"})
+
+
+def test_options_without_a_name_are_those_of_the_default(tmp_path):
+    (tmp_path / "x.yaml").write_text("algorithm: {weighting: {beta: 2}}\n")
+    assert load_experiment(tmp_path / "x.yaml").make_algorithm().weighting.beta == 2
+    (tmp_path / "y.yaml").write_text("seed: 1\n")
+    assert load_experiment(tmp_path / "y.yaml", ["algorithm.weighting=RNWC"]).make_algorithm().title == "AdaFD w/ RNWC"

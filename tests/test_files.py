@@ -75,7 +75,7 @@ def test_a_reference_notices_that_its_file_is_gone(tmp_path):
     ("name", "file"),
     [
         ("sports", "sports"),
-        ("home & garden", "home_&_garden"),
+        ("home & garden", "home & garden"),
         ("johnson&johnson", "johnson&johnson"),
         ("PUBG(2)", "PUBG(2)"),
     ],
@@ -102,3 +102,9 @@ def test_a_file_name_is_never_a_path(name):
 
 def test_different_awkward_names_have_different_files():
     assert len({file_name(name) for name in ("a/b", "a%2Fb", "a\\b", "ab", "a:b")}) == 5
+
+
+def test_different_names_give_different_files():
+    names = ["a b", "a_b", "x", ".x", "%2Ex", "", "%", "y" * 300, "y" * 301]
+    assert len({file_name(name) for name in names}) == len(names)
+    assert max(len(file_name(name)) for name in names) <= 120

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from fedstill import algorithms
 from fedstill.algorithms.base import Algorithm
@@ -18,16 +18,21 @@ from fedstill.errors import FedstillError
 from fedstill.learning.phases import PhaseSettings
 from fedstill.models import ModelSpec
 from fedstill.parties.party import PartySpec, TrainSettings
-from fedstill.plugins import nearest
+from fedstill.plugins import absolute, nearest
 from fedstill.settings import Settings
 
 
 class ClientSpec(Settings):
-    """One client's own model and settings; what it does not set is the experiment's."""
+    """One client's own model and settings; what it does not set is the experiment's. A string is the model."""
 
     model: ModelSpec
     train: TrainSettings = TrainSettings()
     distill: PhaseSettings = PhaseSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        return {"model": value} if isinstance(value, str) else value
 
 
 class MemorySpec(Settings):
@@ -54,6 +59,29 @@ def bytes_of(size: str | None) -> int | None:
     return int(float(match[1]) * (1024 if "i" in match[2] else 1000) ** scale)
 
 
+def _kind_of_clients(value: Any) -> str:
+    if isinstance(value, list):
+        return "list"
+    by_client = isinstance(value, dict) and not isinstance(value.get("name"), str)
+    return "by client" if by_client else "one for all"
+
+
+Clients = Annotated[
+    Annotated[ModelSpec, Tag("one for all")]
+    | Annotated[list[ModelSpec], Tag("list")]
+    | Annotated[dict[str, ClientSpec], Tag("by client")],
+    Discriminator(_kind_of_clients),
+]
+
+
+class Misplaced(FedstillError):
+    """Something wrong with a value, and where in the experiment it stands."""
+
+    def __init__(self, path: Sequence[str | int], error: FedstillError) -> None:
+        super().__init__(str(error))
+        self.path = path
+
+
 class Experiment(Settings):
     """Everything a run needs; `fedstill.run(Experiment(...))` runs it."""
 
@@ -62,7 +90,7 @@ class Experiment(Settings):
     labels: list[str] | None = None
     """Ordered; derived from the whole corpus when not given."""
     partition: PartitionSpec = PartitionSpec()
-    clients: ModelSpec | list[ModelSpec] | dict[str, ClientSpec] = ModelSpec(name="bert-tiny")
+    clients: Clients = ModelSpec(name="bert-tiny")
     """One model for all, a list (domains sort by name), or client -> {model: ..., train: {...}}."""
     server: ModelSpec = ModelSpec(name="bert-tiny")
     algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "AdaFD"})
@@ -96,15 +124,10 @@ class Experiment(Settings):
     @field_validator("algorithm", mode="before")
     @classmethod
     def _short(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
-
-    @field_validator("clients", mode="before")
-    @classmethod
-    def _short_clients(cls, value: Any) -> Any:
-        # {name: textcnn, ...} is one model for all; anything else that is a mapping goes by client.
-        if isinstance(value, dict) and not ("name" in value and isinstance(value["name"], str)):
-            return {client: {"model": spec} if isinstance(spec, str) else spec for client, spec in value.items()}
-        return ModelSpec.model_validate(value) if isinstance(value, str | dict) else value
+        options = {"name": value} if isinstance(value, str) else value
+        if isinstance(options, dict) and isinstance(options.get("name", "AdaFD"), str):
+            return {**options, "name": absolute(options.get("name", "AdaFD"))}
+        return options
 
     @field_validator("workers")
     @classmethod
@@ -115,17 +138,22 @@ class Experiment(Settings):
 
     @model_validator(mode="after")
     def _checked(self) -> Experiment:
-        for spec in self._models():
-            spec.check()
-        self.make_algorithm()
-        return self
-
-    def _models(self) -> list[ModelSpec]:
+        checks: list[tuple[Sequence[str | int], Callable[[], object]]] = [
+            (["algorithm"], self.make_algorithm),
+            (["server"], self.server.check),
+        ]
         if isinstance(self.clients, ModelSpec):
-            return [self.server, self.clients]
-        if isinstance(self.clients, list):
-            return [self.server, *self.clients]
-        return [self.server, *(spec.model for spec in self.clients.values())]
+            checks.append((["clients"], self.clients.check))
+        elif isinstance(self.clients, list):
+            checks += [(["clients", number], spec.check) for number, spec in enumerate(self.clients)]
+        else:
+            checks += [(["clients", name], spec.model.check) for name, spec in self.clients.items()]
+        for path, check in checks:
+            try:
+                check()
+            except FedstillError as error:
+                raise Misplaced(path, error) from error
+        return self
 
     def make_algorithm(self) -> Algorithm:
         """The algorithm as an object."""
@@ -192,14 +220,18 @@ def from_source(source: Source) -> Experiment:
     """The typed experiment; pydantic's complaints become sentences with places."""
     try:
         return Experiment.model_validate(source.values)
-    except FedstillError as error:
-        raise FedstillError(f"{source.name}: {error}") from error
+    except Misplaced as error:
+        raise FedstillError(f"{source.place(error.path)}: {error}") from error
     except ValidationError as error:
         raise FedstillError("\n".join(dict.fromkeys(_sentence(source, item) for item in error.errors()))) from error
 
 
 def _sentence(source: Source, item: Any) -> str:
-    path = [part for part in item["loc"] if not _is_branch(part)]
+    path = list(item["loc"])
+    if path[:1] == ["clients"]:
+        del path[1:2]  # pydantic names the branch of the union there
+    elif path[:1] == ["workers"]:
+        del path[1:]
     dotted = ".".join(str(part) for part in path)
     where = source.place(path)
     if item["type"] == "extra_forbidden":
@@ -207,11 +239,6 @@ def _sentence(source: Source, item: Any) -> str:
     message = item["msg"].removeprefix("Value error, ")
     given = f" (given: {item['input']!r})" if isinstance(item["input"], str | int | float | bool) else ""
     return f"{where}: {dotted}: {message[:1].lower() + message[1:]}{given}." if dotted else f"{where}: {message}."
-
-
-def _is_branch(part: str | int) -> bool:
-    """Whether pydantic put the name of a union's branch here rather than a key."""
-    return isinstance(part, str) and ("[" in part or part in ("ModelSpec", "int", "str"))
 
 
 def _keys_at(path: Sequence[str | int]) -> list[str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
+
+LONGEST_NAME = 120
 
 
 @dataclass(frozen=True)
@@ -35,18 +37,23 @@ class FileReference:
 def write_whole(path: Path, data: bytes) -> None:
     """Replace the file in one step; on any failure the old one stays and nothing is left over."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    scratch = path.with_name(f".writing-{os.getpid()}-{threading.get_ident()}-{path.name}")
     try:
-        with os.fdopen(handle, "wb") as out:
+        with scratch.open("wb") as out:
             out.write(data)
             out.flush()
             os.fsync(out.fileno())
         os.replace(scratch, path)
     except BaseException:
-        Path(scratch).unlink(missing_ok=True)
+        scratch.unlink(missing_ok=True)
         raise
 
 
 def file_name(name: str) -> str:
-    """A party's name as a file name: readable where it can be, never a path."""
-    return quote(name, safe=" &()+,;=@").replace(" ", "_").lstrip(".") or "_"
+    """A party's name as a file name: readable, never a path, and different for different names."""
+    quoted = quote(name, safe=" &()+,;=@")
+    if quoted.startswith("."):
+        quoted = "%2E" + quoted[1:]
+    if len(quoted) > LONGEST_NAME:
+        quoted = f"{quoted[: LONGEST_NAME - 13]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+    return quoted or "%"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -23,13 +24,19 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"known: {', '.join(names)}." if names else ""
 
 
+def absolute(name: str) -> str:
+    """`file.py:Class` with the file's whole path, so that it is found from everywhere; other names as they are."""
+    file, _, class_name = name.rpartition(":")
+    return f"{Path(file).resolve()}:{class_name}" if file.endswith(".py") else name
+
+
 def own_class(path: str) -> type:
     """The class behind `file.py:Class` or `package.module:Class`."""
     module_name, _, class_name = path.rpartition(":")
     try:
         module = _module_from_file(Path(module_name)) if module_name.endswith(".py") else _module(module_name)
-    except (ImportError, OSError, SyntaxError) as error:
-        raise FedstillError(f"{path}: {module_name} could not be loaded ({error}).") from error
+    except Exception as error:  # whatever the user's code raises while it is loaded
+        raise FedstillError(f"{path}: {module_name} could not be loaded ({type(error).__name__}: {error}).") from error
     found = getattr(module, class_name, None)
     if not isinstance(found, type):
         classes = [name for name, value in vars(module).items() if isinstance(value, type)]
@@ -46,13 +53,19 @@ def _module(name: str) -> Any:
 def _module_from_file(file: Path) -> Any:
     if not file.is_file():
         raise FileNotFoundError(f"there is no such file, seen from {Path.cwd()}")
-    name = f"fedstill_own_{file.stem}"
+    name = f"fedstill_own_{hashlib.sha256(f'{file.resolve()} {file.stat().st_mtime_ns}'.encode()).hexdigest()[:16]}"
+    if name in sys.modules:  # loaded once, so that its classes are the same everywhere
+        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and type hints look their module up by name
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 

@@ -319,7 +319,7 @@ def speakers(record, rounds):
 
 
 def test_participation_draws_anew_every_round_from_seed_and_round_only(experiment, tmp_path):
-    half = {"participation": 0.5, "rounds": 6, "train": {"epochs": 0}, "algorithm": "LogitAvg"}
+    half = {"participation": 0.5, "rounds": 6, "train": {"epochs": 1}, "algorithm": "LogitAvg"}
     domains = {"corpus": experiment().corpus, "partition": {"kind": "iid", "clients": 4, "public": 0.1}}
     first = speakers(fedstill.run(experiment(**half, **domains), tmp_path / "a"), 6)
     again = speakers(fedstill.run(experiment(**(half | {"algorithm": "MHAT"}), **domains), tmp_path / "b"), 6)

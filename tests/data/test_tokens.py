@@ -177,13 +177,6 @@ def test_a_store_whose_file_is_missing_is_made_anew(cache):
     assert TokenStore.read(folder).offsets.tolist() == [0, 2]
 
 
-def test_a_store_for_another_number_of_texts_is_made_anew(cache):
-    tokenizer = WordLengths()
-    store_tokens(tokenizer, ["a bb"], None, 8, "texts")
-    folder = store_tokens(tokenizer, ["a bb", "ccc"], None, 8, "texts")
-    assert TokenStore.read(folder).ids.tolist() == [1, 2, 3]
-
-
 def test_the_tokenizers_fingerprint_is_the_same_in_another_process(ours, folder):
     program = "import sys; from pathlib import Path; from fedstill.models.tokenizers import PretrainedTokenizer; "
     program += "print(PretrainedTokenizer(Path(sys.argv[1])).fingerprint)"

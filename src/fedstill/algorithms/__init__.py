@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -39,12 +40,15 @@ def _construct(base: type[T], spec: str | Mapping[str, Any]) -> T:
         kind = base.__name__.lower()
         raise FedstillError(f"the {kind} is a name or {{name: ..., option: value}}, not {spec!r}.")
     options = {"name": spec} if isinstance(spec, str) else dict(spec)
-    cls = _find(base, options.pop("name", base.__name__ if base is Chat else None))
+    cls = _find(base, options.pop("name", None))
     check_options(cls, options)
     hints = get_type_hints(cls)
+    defaults = {item.name: item.default for item in fields(cls)}  # type: ignore[arg-type]
     for option, value in options.items():
         kind = hints[option]
         if kind in (Weighting, Chat) and not isinstance(value, kind):
+            if isinstance(value, Mapping) and "name" not in value:  # options of the default one
+                value = {"name": type(defaults[option]).__name__, **value}
             options[option] = _construct(kind, value)
     try:
         made: T = TypeAdapter(cls).validate_python(options)

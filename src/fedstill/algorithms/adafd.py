@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedstill.algorithms.base import Algorithm
+from fedstill.algorithms.base import Algorithm, Positive
 from fedstill.algorithms.weightings import ENWC, Weighting
 from fedstill.errors import FedstillError
 from fedstill.learning.losses import Distillation, distillation, entropy
@@ -30,7 +30,7 @@ class AdaFD(Algorithm):
     weighting: Weighting = ENWC(beta=5.0)
     server_loss: Distillation = "mse"
     client_loss: Distillation = "kl"
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     center_logits: bool = False
     per_sample: bool = False
     per_class: bool = False

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
+
+from pydantic import Field
 
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Answer, Done, Hello, Message, Opinion
 from fedstill.wire.replies import Replies
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""Numbers as options want them; checked when an algorithm is made from an experiment."""
 
 Answers = Message | Mapping[str, Message] | None
 

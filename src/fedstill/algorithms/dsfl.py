@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedstill.algorithms.base import Algorithm
+from fedstill.algorithms.base import Algorithm, Positive
 from fedstill.learning.losses import Distillation, distillation
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
@@ -21,7 +21,7 @@ class DSFL(Algorithm):
     sharpening followed by argmax would change nothing. `weights: size` counts clients by n_k, as AdaFD describes it.
     """
 
-    temperature: float = 0.1
+    temperature: Positive = 0.1
     weights: Literal["uniform", "size"] = "uniform"
     server_loss: Distillation = "kl"
     client_loss: Distillation = "kl"

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedstill.algorithms.base import Algorithm, Answers, Federation
+from fedstill.algorithms.base import Algorithm, Answers, Federation, NotNegative
 from fedstill.learning.losses import distillation
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
@@ -27,7 +27,7 @@ class FedKD(Algorithm):
 
     reading: Literal["released", "text", "original"] = "released"
     local: Literal["every_round", "last_round"] = "every_round"
-    noise: float = 1.0
+    noise: NotNegative = 1.0
 
     needs: ClassVar[frozenset[str]] = frozenset({"public"})
     paper: ClassVar[str] = "FedKD (Gong 2022), as in AdaFD"
@@ -62,9 +62,14 @@ class FedKD(Algorithm):
         me.distill(ups.blend("logits", weights), loss[self.reading])
 
     def _disguise(self, me: Client, logits: Tensor) -> Tensor:
-        step = logits.abs().max() / 100
+        step = logits.abs().max().clamp(min=1e-12) / 100
         noise = me.generator("laplace").laplace(size=tuple(logits.shape))
         return (logits / step).round() * step + self.noise * step * torch.from_numpy(noise).to(logits.dtype)
+
+    @property
+    def title(self) -> str:
+        """The reading is named where it is not the default."""
+        return "FedKD" if self.reading == "released" else f"FedKD ({self.reading})"
 
     def requires(self) -> frozenset[str]:
         """The original reading weighs classes by who has them."""

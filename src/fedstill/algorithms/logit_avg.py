@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstill.algorithms.base import Algorithm
+from fedstill.algorithms.base import Algorithm, Positive
 from fedstill.learning.losses import Distillation, distillation
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
@@ -22,7 +22,7 @@ class LogitAvg(Algorithm):
 
     server_loss: Distillation = "kl"
     client_loss: Distillation = "kl"
-    temperature: float = 1.0
+    temperature: Positive = 1.0
 
     needs: ClassVar[frozenset[str]] = frozenset({"public"})
     paper: ClassVar[str] = "AdaFD (there: FedAvg)"

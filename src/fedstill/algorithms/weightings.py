@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedstill.algorithms.base import NotNegative
 from fedstill.algorithms.llm import Chat, Unusable, ask, statistics
 from fedstill.errors import FedstillError
 from fedstill.parties.server import Server
@@ -51,7 +52,7 @@ class RNWC(Weighting):
 class ENWC(Weighting):
     """Exponential: w = softmax(-beta l). With `learnable`, beta follows the server's labelled rows."""
 
-    beta: float = 5.0
+    beta: NotNegative = 5.0
     learnable: bool = False
 
     def __post_init__(self) -> None:
@@ -104,7 +105,7 @@ class LLMWC(Weighting):
     """A language model returns the weights (appendix A's prompt); ENWC stands in when its answers are unusable."""
 
     chat: Chat = Chat()
-    beta: float = 5.0
+    beta: NotNegative = 5.0
 
     wants_f1: ClassVar[bool] = True
 

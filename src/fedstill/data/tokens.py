@@ -6,7 +6,6 @@ so that worker processes share one copy.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
@@ -128,7 +127,7 @@ def store_tokens(
     name = hashlib.sha256(f"1/{tokenizer.fingerprint}/{max_length}/{key}".encode()).hexdigest()[:32]
     folder = cache_folder() / "tokens" / name
     arrays = _read(folder)
-    if arrays is None or len(arrays[1]) != len(texts) + 1:
+    if arrays is None:
         _write(folder, tokenizer.encode(texts, pairs, max_length))
     return folder
 
@@ -153,9 +152,11 @@ def _write(folder: Path, encoded: Encoded) -> None:
         for name, array in zip(("ids", "offsets", "types"), encoded, strict=True):
             if array is not None:
                 np.save(scratch / f"{name}.npy", array)
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(folder)  # a broken one; a whole one would have been read
-        with contextlib.suppress(OSError):  # another process was first: its store is the same
+        try:
             os.replace(scratch, folder)
+        except OSError:  # something is there: another process's store, which is the same, or a broken one
+            if _read(folder) is None:
+                shutil.rmtree(folder)
+                os.replace(scratch, folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -5,6 +5,7 @@ An engine of its own says only how bytes reach clients (`deliver`) and how clien
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -114,7 +115,7 @@ class Engine(ABC):
                 self._note(name, f"no usable reply to {verb}: {reply.reason}")
             else:
                 messages[name] = reply
-        needed = max(1, round(self.plan.quorum * len(names)))
+        needed = max(1, math.ceil(self.plan.quorum * len(names) - 1e-9))
         if len(messages) < needed:
             reasons = "; ".join(f"{failure.client}: {failure.reason}" for failure in failures)
             raise FedstillError(

@@ -40,13 +40,16 @@ class Host:
         parcel = decode(raw, self.types)
         started = time.perf_counter()
         client = self._wake(name)
+        # Where a round can do without a client, a failed call must leave it as it was; elsewhere the run ends anyway.
+        before = client.state() if self.plan.quorum < 1 else None
         client.enter(parcel.envelope["round"])
         verb = parcel.envelope["verb"]
         try:
             message = verb_of(self.algorithm, verb)(self.algorithm, client, parcel.message)
         except BaseException:
-            del self.awake[name]  # half-done work is no state: the next call starts from the last whole one
-            self.changed.discard(name)
+            del self.awake[name]
+            if before is not None:
+                self._wake(name).set_state(before)
             raise
         if verb != "hello":
             self.changed.add(name)

@@ -21,7 +21,7 @@ from fedstill.data.tokens import Tokenizer
 from fedstill.errors import FedstillError
 from fedstill.models.small import SMALL
 from fedstill.models.tokenizers import HashedNgrams, HashedTokens, load_tokenizer, read_tokenizer
-from fedstill.plugins import check_options, own_class
+from fedstill.plugins import absolute, check_options, own_class
 from fedstill.settings import Settings
 
 OURS = "fedstill.json"
@@ -43,7 +43,10 @@ class ModelSpec(Settings):
     @model_validator(mode="before")
     @classmethod
     def _short(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
+        options = {"name": value} if isinstance(value, str) else value
+        if isinstance(options, dict) and isinstance(options.get("name"), str):
+            return {**options, "name": absolute(options["name"])}
+        return options
 
     @property
     def options(self) -> dict[str, Any]:
@@ -92,7 +95,7 @@ class Model:
     def architecture(self) -> str:
         """Equal for two models if and only if they can exchange parameters."""
         shapes = [(name, tuple(value.shape), str(value.dtype)) for name, value in self.module.state_dict().items()]
-        return f"{self.spec.name}/{hashlib.sha256(repr(sorted(shapes)).encode()).hexdigest()[:12]}"
+        return f"{type(self.module).__name__}/{hashlib.sha256(repr(sorted(shapes)).encode()).hexdigest()[:12]}"
 
     @property
     def parameters(self) -> int:
@@ -159,7 +162,11 @@ def _build_small(spec: ModelSpec, labels: Sequence[str], default_tokenizer: str)
 
 def _assemble_small(spec: ModelSpec, labels: tuple[str, ...], tokenizer: Tokenizer) -> Model:
     cls = _small_class(spec)
-    module = cls(vocabulary=tokenizer.vocabulary, classes=len(labels), pad_id=tokenizer.pad_id, **spec.options)
+    given = {"vocabulary": tokenizer.vocabulary, "classes": len(labels), "pad_id": tokenizer.pad_id}
+    try:
+        module = cls(**given, **spec.options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise FedstillError(f"the model {spec} cannot be made: {error}") from error
     return Model(module, tokenizer, spec, labels, rate=float(getattr(cls, "rate", 1e-3)))
 
 

@@ -29,6 +29,7 @@ Memory = dict[str, Tensor | dict[str, Tensor] | float]
 class TrainSettings(PhaseSettings):
     """How a party trains on its own labels."""
 
+    epochs: int = Field(3, ge=1)
     max_length: int = Field(128, ge=4)
     class_weights: Literal["none", "balanced"] = "none"
 

@@ -12,7 +12,8 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from safetensors import SafetensorError
@@ -149,24 +150,38 @@ def decode(raw: bytes, types: Mapping[str, type[Message]]) -> Parcel:
 
 def _assemble(cls: type[Message], plain: dict[str, Any], tensors: dict[str, Tensor]) -> Message:
     values: dict[str, Any] = {}
-    for item in dataclasses.fields(cls):
-        if item.name in plain and "Mapping" in str(item.type):
-            values[item.name] = {key: tensors.pop(f"{item.name}/{key}") for key in plain.pop(item.name)}
-        elif item.name in plain:
-            values[item.name] = plain.pop(item.name)
-        elif item.name in tensors:
-            value = tensors.pop(item.name)
-            values[item.name] = value.item() if "float" in str(item.type) else value
+    for name, kinds in _kinds(cls).items():
+        if name in plain and dict in kinds:
+            values[name] = {key: tensors.pop(f"{name}/{key}") for key in plain.pop(name)}
+        elif name in plain:
+            values[name] = plain.pop(name)
+        elif name in tensors:
+            value = tensors.pop(name)
+            values[name] = value.item() if float in kinds else value
     if plain or tensors:
         raise BadMessage(f"{cls.__name__} has no field {', '.join([*plain, *tensors])}.")
     return cls(**values)
 
 
+def _kinds(cls: type[Message]) -> dict[str, tuple[type, ...]]:
+    """What each field may hold; any kind of mapping is a dict here."""
+    hints = get_type_hints(cls)
+    kinds = {name: get_args(hint) if isinstance(hint, UnionType) else (hint,) for name, hint in hints.items()}
+    return {
+        name: tuple(dict if get_origin(kind) in (dict, Mapping) else kind for kind in options)
+        for name, options in kinds.items()
+    }
+
+
 def check(message: Message, dimensions: Mapping[str, int]) -> None:
-    """The guard: every field of its declared type and shape, every number finite."""
+    """The guard: every field of its declared type and shape, every number finite, every size a size."""
+    kinds = _kinds(type(message))
     for item in dataclasses.fields(message):
         value = getattr(message, item.name)
         where = f"{type(message).__name__}.{item.name}"
+        if not isinstance(value, kinds[item.name]) or isinstance(value, bool) != (bool in kinds[item.name]):
+            wanted_kinds = " or ".join(kind.__name__ for kind in kinds[item.name])
+            raise BadMessage(f"{where} is a {type(value).__name__}: {wanted_kinds} is expected.")
         if isinstance(value, float) and not math.isfinite(value):
             raise BadMessage(f"{where} is {value}: a number is expected.")
         if isinstance(value, Tensor) and "shape" in item.metadata:
@@ -176,5 +191,3 @@ def check(message: Message, dimensions: Mapping[str, int]) -> None:
         for part in value.values() if isinstance(value, Mapping) else [value]:
             if isinstance(part, Tensor) and part.is_floating_point() and not bool(torch.isfinite(part).all()):
                 raise BadMessage(f"{where} holds values that are not finite.")
-        if not isinstance(value, Tensor | Mapping | float | int | str | None):
-            raise BadMessage(f"{where} is a {type(value).__name__}: messages hold numbers, strings and arrays.")
