@@ -32,10 +32,10 @@ def experiment(algorithm: Method, seed: int, full: bool) -> Experiment:
     return Experiment(
         name="-".join(["demo", *options.values()]).lower(),
         algorithm={**options, **SOFT.get(options["name"], {})},
-        partition=PartitionSpec(kind="domain", rows_per_domain=None if full else 1000),
+        partition=PartitionSpec(kind="domain", rows_per_domain=None if full else 1300),
         clients=[ModelSpec(name=name) for name in ("bert-tiny", "bow", "bert-tiny", "textcnn", "bigru")],
         server=ModelSpec(name="bert-tiny"),
-        train=TrainSettings(epochs=3, batch=32, max_length=48),
+        train=TrainSettings(epochs=3, batch=32, max_length=40),
         rounds=3 if full else 2,
         seed=seed,
     )
@@ -52,7 +52,8 @@ def demo(console: Console, out: Path, full: bool = False, seed: int = 0) -> floa
         for method in methods:
             chosen = experiment(method, number, full)
             folder = out / chosen.name / f"seed-{number}"
-            with Progress(console, title=f"{chosen.make_algorithm().title}: ") as tell:
+            title = f"{chosen.make_algorithm().title}: "
+            with Progress(console, title, tells_corpus=not records) as tell:
                 records[chosen.name] = _run(chosen, folder, tell, keep=full)
     console.print()
     console.print(render(compare(load_runs([out])), console.width))
@@ -65,12 +66,12 @@ def demo(console: Console, out: Path, full: bool = False, seed: int = 0) -> floa
     return gain
 
 
-INTRODUCTION = """\
-Five organisations hold tweets about their own kind of product, labelled negative, neutral or positive. They run
-different models and share no text. First each trains alone (Local). Then they teach each other through predictions on
-public tweets: every teacher counting the same (LogitAvg), or weighted by how well it fits (AdaFD). Centralized moves
-all text to one place, which nobody wants: it shows what there is to win.
-"""
+INTRODUCTION = (
+    "Five organisations hold tweets about their own kind of product, labelled negative, neutral or positive. They run "
+    "different models and share no text. First each trains alone (Local). Then they teach each other through "
+    "predictions on public tweets: every teacher counting the same (LogitAvg), or weighted by how well it fits (AdaFD). "
+    "Centralized moves all text to one place, which nobody wants: it shows what there is to win.\n"
+)
 
 
 def _run(chosen: Experiment, folder: Path, tell: Progress, keep: bool) -> Record:
@@ -87,16 +88,11 @@ def _run(chosen: Experiment, folder: Path, tell: Progress, keep: bool) -> Record
 
 def _gains(local: Record, ours: Record) -> Table:
     """What each organisation had, and what it has now."""
-    table = Table(title="What each organisation gained (weighted F1, points)", title_justify="left")
-    for column in (
-        "organisation",
-        "its model",
-        "own text, alone",
-        "own text, after",
-        "all five, alone",
-        "all five, after",
-        "gain",
-    ):
+    table = Table(
+        title="\nWhat each organisation's model gained: weighted F1 on its own tweets and on those of all five",
+        title_justify="left",
+    )
+    for column in ("organisation", "its model", "own: alone", "after", "all five: alone", "after", "gain"):
         table.add_column(column, justify="left" if column in ("organisation", "its model") else "right")
     for client in ours.summary["clients"]:
         own = f"test/{client}"

@@ -18,8 +18,8 @@ from fedstill.engines.plan import SERVER, Plan
 class Progress:
     """Listens to a run's events; `with Progress(console) as tell: run(..., tell=tell)`."""
 
-    def __init__(self, console: Console, title: str = "") -> None:
-        self.console, self.title = console, title
+    def __init__(self, console: Console, title: str = "", tells_corpus: bool = True) -> None:
+        self.console, self.title, self.tells_corpus = console, title, tells_corpus
         self.live: Live | None = None
         self.started = time.monotonic()
         self.rounds, self.round, self.first = 0, 0, 0
@@ -68,7 +68,11 @@ class Progress:
             f"{self.title}{len(plan.clients)} clients, {private} private and {len(parts.public)} public rows, "
             f"{plan.rounds} rounds, {plan.workers} workers{going_on}"
         )
-        if not after and (dropped := {what: n for what, n in counts.items() if what != "rows read"}):
+        if (
+            self.tells_corpus
+            and not after
+            and (dropped := {what: n for what, n in counts.items() if what != "rows read"})
+        ):
             said = ", ".join(f"{what}: {number:,}" for what, number in dropped.items())
             self._say(f"corpus: {counts.get('rows read', 0):,} rows read; {said}", style="dim")
 
