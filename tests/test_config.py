@@ -2,9 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill.config import Experiment, bytes_of, from_source, load_experiment
+from fedstill.config import Experiment, from_source, load_experiment
 from fedstill.configfile import Source
 from fedstill.errors import FedstillError
+from fedstill.units import bytes_of
 
 NAMES = ("books", "films", "shoes")
 

@@ -77,7 +77,8 @@ def run(
     from fedstill.config import from_source
     from fedstill.progress import Progress
     from fedstill.results.compare import compare as compare_runs
-    from fedstill.results.compare import load_runs, render
+    from fedstill.results.compare import load_runs
+    from fedstill.results.table import render
 
     if (experiment is None) == (resume is None):
         raise FedstillError("give an experiment file to run, or --resume DIR to go on with a run (not both).")
@@ -119,7 +120,8 @@ def compare(
 ) -> None:
     """Finished runs side by side: F1, what differences are worth, bytes and seconds."""
     from fedstill.results.compare import compare as compare_runs
-    from fedstill.results.compare import load_runs, render, to_dict
+    from fedstill.results.compare import load_runs, to_dict
+    from fedstill.results.table import render
 
     loaded = load_runs(runs)
     comparison = compare_runs(loaded, against)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -20,6 +19,7 @@ from fedstill.models import ModelSpec
 from fedstill.parties.party import PartySpec, TrainSettings
 from fedstill.plugins import absolute, nearest
 from fedstill.settings import Settings
+from fedstill.units import bytes_of
 
 
 class ClientSpec(Settings):
@@ -38,25 +38,14 @@ class ClientSpec(Settings):
 class MemorySpec(Settings):
     """How much may stay loaded; what is over it sleeps on disk."""
 
-    host: str | None = None
-    """For all clients' models together, as `512MiB` or `4GiB`; None is no limit."""
+    host: str | None = "2GiB"
+    """For all clients' models together, as `512MiB` or `4GiB`; null is no limit."""
 
     @field_validator("host")
     @classmethod
     def _readable(cls, value: str | None) -> str | None:
         bytes_of(value)
         return value
-
-
-def bytes_of(size: str | None) -> int | None:
-    """`4GiB` as a number of bytes."""
-    if size is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B)", size.strip())
-    if not match:
-        raise ValueError(f"{size!r} is not a size; write for example 512MiB or 4GiB")
-    scale = {"K": 1, "M": 2, "G": 3}[match[2][0]]
-    return int(float(match[1]) * (1024 if "i" in match[2] else 1000) ** scale)
 
 
 def _kind_of_clients(value: Any) -> str:

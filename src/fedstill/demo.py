@@ -14,8 +14,9 @@ from fedstill.engines.plan import SERVER
 from fedstill.models import ModelSpec
 from fedstill.parties.party import TrainSettings
 from fedstill.progress import Progress
-from fedstill.results.compare import compare, load_runs, render
+from fedstill.results.compare import compare, load_runs
 from fedstill.results.record import Record
+from fedstill.results.table import render
 from fedstill.runner import resume, run
 
 Method = str | dict[str, str]
@@ -69,8 +70,8 @@ def demo(console: Console, out: Path, full: bool = False, seed: int = 0) -> floa
 INTRODUCTION = (
     "Five organisations hold tweets about their own kind of product, labelled negative, neutral or positive. They run "
     "different models and share no text. First each trains alone (Local). Then they teach each other through "
-    "predictions on public tweets: every teacher counting the same (LogitAvg), or weighted by how well it fits (AdaFD). "
-    "Centralized moves all text to one place, which nobody wants: it shows what there is to win.\n"
+    "predictions on public tweets: every teacher counting the same (LogitAvg), or weighted by how well it fits "
+    "(AdaFD). Centralized moves all text to one place, which nobody wants: it shows what there is to win.\n"
 )
 
 
@@ -89,7 +90,7 @@ def _run(chosen: Experiment, folder: Path, tell: Progress, keep: bool) -> Record
 def _gains(local: Record, ours: Record) -> Table:
     """What each organisation had, and what it has now."""
     table = Table(
-        title="\nWhat each organisation's model gained: weighted F1 on its own tweets and on those of all five",
+        title="\nWhat each organisation gained: weighted F1 on its own tweets and on those of all five",
         title_justify="left",
     )
     for column in ("organisation", "its model", "own: alone", "after", "all five: alone", "after", "gain"):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedstill.algorithms.base import Algorithm
-from fedstill.config import Experiment, bytes_of
+from fedstill.config import Experiment
 from fedstill.data import corpora, partition
 from fedstill.data.corpus import Corpus
 from fedstill.data.partition import Partition
@@ -20,6 +20,7 @@ from fedstill.engines.plan import SERVER, Plan
 from fedstill.errors import FedstillError
 from fedstill.models.build import party_tokenizer
 from fedstill.parties.party import PartySpec
+from fedstill.units import bytes_of
 
 
 def prepare(experiment: Experiment, folder: Path) -> tuple[Experiment, Plan, Corpus]:

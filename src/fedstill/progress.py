@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstill.engines.plan import SERVER, Plan
+from fedstill.units import size_text
 
 
 class Progress:
@@ -89,7 +90,7 @@ class Progress:
         clients = [party["f1"] for name, party in self.parties.items() if name != SERVER and "f1" in party]
         f1 = f"server F1 {100 * server:.1f}, " if server is not None else ""
         mean = f"clients' mean {100 * sum(clients) / len(clients):.1f}, " if clients else ""
-        self._say(f"{self.title}round {self.round}/{self.rounds}: {f1}{mean}{_size(self.bytes)}, {self._times()}")
+        self._say(f"{self.title}round {self.round}/{self.rounds}: {f1}{mean}{size_text(self.bytes)}, {self._times()}")
         self.state = (
             f"round {min(self.round + 1, self.rounds)} of {self.rounds}" if self.round < self.rounds else "finishing"
         )
@@ -128,12 +129,4 @@ class Progress:
                 "" if math.isnan(loss) else f"{loss:.3f}",
                 "" if math.isnan(f1) else f"{100 * f1:.1f}",
             )
-        return Group(Text(f"{self.title}{self.state} · {_size(self.bytes)} · {self._times()}"), table)
-
-
-def _size(number: float) -> str:
-    for unit in ("B", "KB", "MB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:.1f} GB"
+        return Group(Text(f"{self.title}{self.state} · {size_text(self.bytes)} · {self._times()}"), table)

@@ -9,7 +9,8 @@ from scipy import stats
 
 from fedstill.errors import FedstillError
 from fedstill.learning.metrics import scores
-from fedstill.results.compare import compare, load_runs, render, to_dict
+from fedstill.results.compare import compare, load_runs, to_dict
+from fedstill.results.table import render
 
 LABELS = ["negative", "neutral", "positive"]
 CLIENTS = ["companies", "sports"]

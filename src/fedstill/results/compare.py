@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,14 +10,11 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
-from rich import box, get_console
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from fedstill.errors import FedstillError
+from fedstill.files import file_name
 from fedstill.learning.metrics import Integers
 from fedstill.results.significance import FEWEST_SEEDS, RESAMPLES, Bootstrap, paired_bootstrap, paired_over_seeds
 
@@ -25,7 +22,6 @@ PAPERS_OWN = {"adafd", "fedid", "fedsnd", "feddrs"}
 UPPER_BOUND = "centralized"
 POOLED = "test"
 DEEPEST = 3
-MISSING = "–"
 
 Scores = Mapping[str, Mapping[str, float]]
 
@@ -121,9 +117,6 @@ class Comparison:
     notes: tuple[str, ...]
 
 
-Column = tuple[str, Callable[[Row], str]]
-
-
 def load_runs(paths: Sequence[Path]) -> Runs:
     """Every finished run at or below the paths, each once; unfinished folders are listed in `.skipped`."""
     finished: dict[Path, Path] = {}
@@ -162,22 +155,6 @@ def compare(runs: Sequence[Run], against: str | None = None, resamples: int = RE
         notes += [f"Left out: {folder} is not finished (no summary.json)." for folder in runs.skipped]
     ordered = sorted(rows.values(), key=lambda row: (_is_upper_bound(row), _mean_or_lowest(row)))
     return Comparison(domains, tuple(ordered), reference, tuple(notes))
-
-
-def render(comparison: Comparison, width: int | None = None) -> Table:
-    """A rich table in points of F1, with the notes as its caption; split in two where the terminal is narrow."""
-    width = width or get_console().width
-    table = _table(comparison, [*_score_columns(comparison, " "), *_worth_columns(comparison)])
-    for between in (" ", "\n"):
-        if _natural_width(table) <= width:
-            break
-        table = Table.grid()
-        table.add_row(_table(comparison, _score_columns(comparison, between)))
-        table.add_row("")
-        table.add_row(_table(comparison, _worth_columns(comparison)))
-    table.caption = Text("\n".join(("", *comparison.notes)), style="dim")
-    table.caption_justify = "left"
-    return table
 
 
 def to_dict(comparison: Comparison) -> dict[str, Any]:
@@ -356,7 +333,7 @@ def _predictions(run: Run) -> tuple[Integers, list[Integers]]:
     parties = ["server"] if run.server is not None else sorted(run.clients)
     truths, predicted = [], []
     for party in parties:
-        path = run.folder / "predictions" / f"{party}.safetensors"
+        path = run.folder / "predictions" / f"{file_name(party)}.safetensors"
         if not path.is_file():
             raise _Unpaired(f"{path} is missing")
         try:
@@ -402,67 +379,6 @@ def _notes_on_methods(methods: Mapping[str, Sequence[Run]]) -> list[str]:
         if _is_upper_bound(runs[0]):
             notes.append(f"{method} is an upper bound: it sees all private data.")
     return notes
-
-
-def _table(comparison: Comparison, columns: Sequence[Column]) -> Table:
-    # Text everywhere: a model named minilm[:3] must not be read as markup
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("method", overflow="fold", min_width=8)
-    for header, _ in columns:
-        table.add_column(Text(header), overflow="fold", min_width=5)
-    for row in comparison.rows:
-        table.add_row(Text(row.method), *(Text(cell(row)) for _, cell in columns))
-    return table
-
-
-def _score_columns(comparison: Comparison, between: str) -> list[Column]:
-    def domain(name: str) -> Column:
-        return name, lambda row: _points(row.domains[name], between)
-
-    return [
-        ("global", lambda row: _points(row.overall, between)),
-        *(domain(name) for name in comparison.domains),
-        ("clients'\nmean", lambda row: _points(row.clients_mean, between)),
-    ]
-
-
-def _worth_columns(comparison: Comparison) -> list[Column]:
-    against: list[Column] = [
-        (
-            f"vs {comparison.against}\n(p seeds; p rows)",
-            lambda row: "" if row.method == comparison.against else _worth(row.difference),
-        )
-    ]
-    return [
-        *(against if comparison.against is not None else []),
-        ("MB up\n+ down", lambda row: f"{row.bytes_up / 1e6:.1f} + {row.bytes_down / 1e6:.1f}"),
-        ("seconds", lambda row: f"{row.seconds:.0f}" if row.seconds >= 10 else f"{row.seconds:.1f}"),
-        ("seeds", lambda row: str(len(row.seeds))),
-    ]
-
-
-def _natural_width(table: Table) -> int:
-    return Console(width=10_000).measure(table).maximum
-
-
-def _points(spread: Spread | None, between: str) -> str:
-    if spread is None:
-        return MISSING
-    deviation = "" if spread.deviation is None else f"{between}± {100 * spread.deviation:.1f}"
-    return f"{100 * spread.mean:.1f}{deviation}"
-
-
-def _worth(difference: Difference | None) -> str:
-    if difference is None:
-        return MISSING
-    p_rows = None if difference.bootstrap is None else difference.bootstrap.p
-    return f"{100 * difference.f1:+.1f} ({_p(difference.p_seeds)}; {_p(p_rows)})"
-
-
-def _p(value: float | None) -> str:
-    if value is None:
-        return MISSING
-    return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _row_to_dict(row: Row) -> dict[str, Any]:

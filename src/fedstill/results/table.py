@@ -1,0 +1,92 @@
+"""A comparison as a table for a terminal, wide or narrow."""
+
+from collections.abc import Callable, Sequence
+
+from rich import box, get_console
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedstill.results.compare import Comparison, Difference, Row, Spread
+from fedstill.units import size_text
+
+MISSING = "–"
+
+Column = tuple[str, Callable[[Row], str]]
+
+
+def render(comparison: Comparison, width: int | None = None) -> Table:
+    """A rich table in points of F1, with the notes as its caption; split in two where the terminal is narrow."""
+    width = width or get_console().width
+    table = _table(comparison, [*_score_columns(comparison, " "), *_worth_columns(comparison)])
+    for between in (" ", "\n"):
+        if _natural_width(table) <= width:
+            break
+        table = Table.grid()
+        table.add_row(_table(comparison, _score_columns(comparison, between)))
+        table.add_row("")
+        table.add_row(_table(comparison, _worth_columns(comparison)))
+    table.caption = Text("\n".join(("", *comparison.notes)), style="dim")
+    table.caption_justify = "left"
+    return table
+
+
+def _table(comparison: Comparison, columns: Sequence[Column]) -> Table:
+    # Text everywhere: a model named minilm[:3] must not be read as markup
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("method", overflow="fold", min_width=8)
+    for header, _ in columns:
+        table.add_column(Text(header), overflow="fold", min_width=5)
+    for row in comparison.rows:
+        table.add_row(Text(row.method), *(Text(cell(row)) for _, cell in columns))
+    return table
+
+
+def _score_columns(comparison: Comparison, between: str) -> list[Column]:
+    def domain(name: str) -> Column:
+        return name, lambda row: _points(row.domains[name], between)
+
+    return [
+        ("global", lambda row: _points(row.overall, between)),
+        *(domain(name) for name in comparison.domains),
+        ("clients'\nmean", lambda row: _points(row.clients_mean, between)),
+    ]
+
+
+def _worth_columns(comparison: Comparison) -> list[Column]:
+    against: list[Column] = [
+        (
+            f"vs {comparison.against}\n(p seeds; p rows)",
+            lambda row: "" if row.method == comparison.against else _worth(row.difference),
+        )
+    ]
+    return [
+        *(against if comparison.against is not None else []),
+        ("bytes up\n+ down", lambda row: f"{size_text(row.bytes_up)} + {size_text(row.bytes_down)}"),
+        ("seconds", lambda row: f"{row.seconds:.0f}" if row.seconds >= 10 else f"{row.seconds:.1f}"),
+        ("seeds", lambda row: str(len(row.seeds))),
+    ]
+
+
+def _natural_width(table: Table) -> int:
+    return Console(width=10_000).measure(table).maximum
+
+
+def _points(spread: Spread | None, between: str) -> str:
+    if spread is None:
+        return MISSING
+    deviation = "" if spread.deviation is None else f"{between}± {100 * spread.deviation:.1f}"
+    return f"{100 * spread.mean:.1f}{deviation}"
+
+
+def _worth(difference: Difference | None) -> str:
+    if difference is None:
+        return MISSING
+    p_rows = None if difference.bootstrap is None else difference.bootstrap.p
+    return f"{100 * difference.f1:+.1f} ({_p(difference.p_seeds)}; {_p(p_rows)})"
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return MISSING
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
