@@ -300,7 +300,7 @@ def test_the_table_shows_points_with_one_decimal(tmp_path):
     write_run(tmp_path, "minilm[:3] local", server=False, algorithm="Local")
     text = text_of(compare(load_runs([tmp_path]), resamples=100))
     assert "66.7 ± 0.7" in text
-    assert "1.5 + 0.5" in text
+    assert "1.5 MB + 500.0 KB" in text
     assert "minilm[:3] local" in text
     assert "vs FedAvg" in text
     assert "(p seeds; p rows)" in text
