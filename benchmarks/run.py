@@ -164,7 +164,7 @@ def page(speed: dict[str, dict[str, float]], memory: dict[str, dict[str, float]]
         "| what | times faster | lowest and highest of " + str(REPEATS) + " | rows a second | rows |",
         "|---|---|---|---|---|",
         *(
-            f"| {what} | {v['ratio']:.2f} | {v['low']:.2f} - {v['high']:.2f} | {v['rows_per_s']:.0f} | {v['rows']:.0f} |"
+            f"| {what} | {v['ratio']:.2f} | {v['low']:.2f} - {v['high']:.2f} | {v['rows_per_s']:.0f} | {v['rows']} |"
             for what, v in speed.items()
         ),
         "",

@@ -28,7 +28,7 @@ workers: 2
 participation: 0.6
 memory: {host: 40MiB}
 """
-COMPARED = ["metrics.jsonl", "ledger.jsonl", "predictions/*", "models/*/model.safetensors"]
+COMPARED = ["partition.safetensors", "metrics.jsonl", "ledger.jsonl", "predictions/*", "models/*/model.safetensors"]
 
 
 def fedstill(*words: str) -> subprocess.Popen[bytes]:

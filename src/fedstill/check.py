@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fedstill.config import Experiment
 from fedstill.data.partition import label_counts
@@ -21,7 +22,12 @@ def report(experiment: Experiment, console: Console) -> None:
         resolved, plan, corpus = prepare(experiment, Path(scratch))
         algorithm = resolved.make_algorithm()
         said = ", ".join(f"{what}: {number:,}" for what, number in corpus.counts.items())
-        console.print(f"{resolved.name}: {algorithm.title} on {corpus.name} ({said})", highlight=False, soft_wrap=True)
+        console.print(
+            f"{resolved.name}: {algorithm.title} on {corpus.name} ({said})",
+            highlight=False,
+            soft_wrap=True,
+            markup=False,
+        )
         table = Table()
         for column in ("party", "model", "numbers", "rate", "train", "validation", "test", "train rows by label"):
             table.add_column(column, justify="left" if column in ("party", "model") else "right")
@@ -30,12 +36,12 @@ def report(experiment: Experiment, console: Console) -> None:
             client = plan.make_client(name, lambda event: None)
             sizes = (len(part[name]) for part in (parts.train, parts.validation, parts.test))
             by_label = " / ".join(f"{count:,}" for count in label_counts(corpus, parts.train[name]))
-            table.add_row(*_model(client), *(f"{size:,}" for size in sizes), by_label)
+            table.add_row(*map(Text, (*_model(client), *(f"{size:,}" for size in sizes), by_label)))
         if algorithm.has_server_model:
-            table.add_row(*_model(plan.make_server(lambda event: None)))
+            table.add_row(*map(Text, _model(plan.make_server(lambda event: None))))
     console.print(table)
     for sentence in _sentences(plan, algorithm.cost):
-        console.print(sentence, highlight=False, soft_wrap=True)
+        console.print(sentence, highlight=False, soft_wrap=True, markup=False)
 
 
 def _model(party: Party) -> tuple[str, ...]:
@@ -53,7 +59,7 @@ def _sentences(plan: Plan, cost: str) -> list[str]:
         f"{len(parts.public):,} public rows{extra}; labels: {', '.join(plan.labels)}.",
         f"{plan.rounds} rounds, {active} of {len(plan.clients)} clients active in each, {plan.workers} workers, "
         f"seed {plan.seed}.",
-        f"Numbers a round: {cost}. An opinion is {len(parts.public):,} x {classes} x 4 = {opinion:,} bytes; {active} "
-        f"up and {active} down are {2 * active * opinion / 1e6:.2f} MB a round for a method that exchanges logits.",
+        f"Numbers a round: {cost} (N public samples, C classes, K clients); an opinion on all public samples is "
+        f"{len(parts.public):,} x {classes} x 4 = {opinion:,} bytes.",
         "Nothing was trained.",
     ]

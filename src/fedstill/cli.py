@@ -41,6 +41,11 @@ def main() -> None:
     except FedstillError as error:
         _print_error(f"[bold red]error:[/] {escape(str(error))}")
         sys.exit(1)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        _print_error(f"[bold red]error:[/] {escape(f'{error.filename}: {error.strerror}')}")
+        sys.exit(1)
     except Stopped as stop:
         _print_error(f"stopped. {stop}")
         sys.exit(130)
@@ -58,7 +63,10 @@ def demo(
     """Five organisations teach each other on two CPU cores, in a few minutes."""
     from fedstill.demo import demo as run_demo
 
-    run_demo(console, Path("runs/demo-full") if full and out == Path("runs/demo") else out, full)
+    try:
+        run_demo(console, out, full)
+    except KeyboardInterrupt as stop:
+        raise Stopped("Go on with: fedstill demo --full" if full else "Start again with: fedstill demo") from stop
 
 
 @app.command()
@@ -96,7 +104,10 @@ def run(
             folder = (out or Path("runs") / first.name) / f"seed-{seed}"
             folders.append(folder)
             with _saying_how_to_go_on(folder), Progress(console, f"seed {seed}: " if seeds > 1 else "") as tell:
-                runner.run(chosen, folder, force, tell)
+                if seeds > 1 and not force and runner.began(chosen, folder):
+                    runner.finish(folder, tell)
+                else:
+                    runner.run(chosen, folder, force, tell)
     console.print(render(compare_runs(load_runs(folders)), console.width))
 
 
@@ -139,12 +150,13 @@ def predict(
     text: Annotated[
         list[str] | None, typer.Option(help="The text column; twice for a pair. Default: the experiment's.")
     ] = None,
+    encoding: Annotated[str, typer.Option(help="Of the file.")] = "utf-8",
     out: Annotated[Path | None, typer.Option(help="Write here instead of to the screen.")] = None,
 ) -> None:
     """Label texts with a model of a finished run."""
     from fedstill.inference import label_file
 
-    rows = list(label_file(run, file, party, text))
+    rows = list(label_file(run, file, party, text, encoding))
     if out is None:
         csv.writer(sys.stdout).writerows(rows)
         return
@@ -172,7 +184,7 @@ def show(what: Annotated[str, typer.Argument(help="corpora, models, algorithms o
     for column in heading:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     console.print(table)
 
 

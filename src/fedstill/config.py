@@ -184,7 +184,10 @@ class Experiment(Settings):
         if isinstance(clients, dict):
             specs = {name: self._client(spec) for name, spec in clients.items()}
             clients = {name: ClientSpec(model=s.model, train=s.train, distill=s.distill) for name, s in specs.items()}
-        return self.model_copy(update={"clients": clients, "distill": _inherit(self.distill, self.train)})
+        paths = {key: str(Path(value).resolve()) for key in ("path", "test") if (value := getattr(self.corpus, key))}
+        corpus = self.corpus if self.corpus.path is None else self.corpus.model_copy(update=paths)
+        distill = _inherit(self.distill, self.train)
+        return self.model_copy(update={"corpus": corpus, "clients": clients, "distill": distill})
 
     def to_yaml(self) -> str:
         """The whole experiment, defaults included."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from rich.console import Console
 from rich.table import Table
@@ -17,22 +19,26 @@ from fedstill.progress import Progress
 from fedstill.results.compare import compare, load_runs
 from fedstill.results.record import Record
 from fedstill.results.table import render
-from fedstill.runner import resume, run
+from fedstill.runner import began, finish, run
+from fedstill.units import size_text
 
 Method = str | dict[str, str]
 
 SHORT: list[Method] = ["Local", "LogitAvg", "Centralized", "AdaFD"]
 FULL: list[Method] = [*SHORT[:3], "DSFL", "MHAT", "FedKD", {"name": "AdaFD", "weighting": "RNWC"}, "AdaFD"]
-SOFT = {"MHAT": {"server_loss": "kl", "client_loss": "kl"}}
-"""Everybody distils softly here, so that only the weighting differs."""
+ALIKE: dict[str, dict[str, str]] = {
+    "LogitAvg": {"server_loss": "mse"},
+    "MHAT": {"server_loss": "mse", "client_loss": "kl"},
+}
+"""Everybody distils as in AdaFD here, softly, so that only the weighting differs (DS-FL keeps its sharpening)."""
 
 
 def experiment(algorithm: Method, seed: int, full: bool) -> Experiment:
     """One method on the five domains of the tweets."""
     options = {"name": algorithm} if isinstance(algorithm, str) else dict(algorithm)
     return Experiment(
-        name="-".join(["demo", *options.values()]).lower(),
-        algorithm={**options, **SOFT.get(options["name"], {})},
+        name="-".join(["full" if full else "demo", *options.values()]).lower(),
+        algorithm={**options, **ALIKE.get(options["name"], {})},
         partition=PartitionSpec(kind="domain", rows_per_domain=None if full else 1300),
         clients=[ModelSpec(name=name) for name in ("bert-tiny", "bow", "bert-tiny", "textcnn", "bigru")],
         server=ModelSpec(name="bert-tiny"),
@@ -42,29 +48,29 @@ def experiment(algorithm: Method, seed: int, full: bool) -> Experiment:
     )
 
 
-def demo(console: Console, out: Path, full: bool = False, seed: int = 0) -> float:
+def demo(console: Console, out: Path, full: bool = False) -> float:
     """Run the demo's methods, print what each organisation gained, and return the gain in points of F1."""
-    methods = FULL if full else SHORT
-    seeds = range(seed, seed + 3) if full else [seed]
-    if not full:
-        console.print(INTRODUCTION, highlight=False)
-    records: dict[str, Record] = {}
-    for number in seeds:
-        for method in methods:
-            chosen = experiment(method, number, full)
-            folder = out / chosen.name / f"seed-{number}"
-            title = f"{chosen.make_algorithm().title}: "
+    console.print(INTRODUCTION, highlight=False)
+    records: dict[str, list[Record]] = {}
+    for seed in range(3) if full else [0]:
+        for method in FULL if full else SHORT:
+            chosen = experiment(method, seed, full)
+            folder = out / chosen.name / f"seed-{seed}"
+            if not full and folder.exists():
+                shutil.rmtree(folder)
+            title = f"{chosen.make_algorithm().title}, seed {seed}: " if full else f"{chosen.make_algorithm().title}: "
             with Progress(console, title, tells_corpus=not records) as tell:
-                records[chosen.name] = _run(chosen, folder, tell, keep=full)
+                record = finish(folder, tell) if began(chosen, folder) else run(chosen, folder, tell=tell)
+            records.setdefault(chosen.name, []).append(record)
     console.print()
-    console.print(render(compare(load_runs([out])), console.width))
-    local, ours = records["demo-local"], records["demo-adafd"]
-    console.print(_gains(local, ours))
-    gain = 100 * (
-        ours.f1() - sum(local.f1(client) for client in local.summary["clients"]) / len(local.summary["clients"])
+    console.print(
+        render(compare(load_runs([record.folder for each in records.values() for record in each])), console.width)
     )
-    console.print(_closing(local, ours, gain), highlight=False, soft_wrap=True)
-    return gain
+    prefix = "full" if full else "demo"
+    gains = Gains(records[f"{prefix}-local"], records[f"{prefix}-adafd"])
+    console.print(gains.table())
+    console.print(gains.sentences(), highlight=False, soft_wrap=True)
+    return gains.gain
 
 
 INTRODUCTION = (
@@ -75,44 +81,50 @@ INTRODUCTION = (
 )
 
 
-def _run(chosen: Experiment, folder: Path, tell: Progress, keep: bool) -> Record:
-    """A finished run of the full demo is kept and an interrupted one goes on; the short demo always runs."""
-    record = Record(folder)
-    if keep and record.is_finished:
-        return record
-    if keep and (folder / "experiment.yaml").exists():
-        return resume(folder, tell)
-    if folder.exists():
-        shutil.rmtree(folder)
-    return run(chosen, folder, tell=tell)
+@dataclass(frozen=True)
+class Gains:
+    """What everybody had alone and has together, in points of weighted F1, means over the seeds."""
 
+    local: list[Record]
+    ours: list[Record]
 
-def _gains(local: Record, ours: Record) -> Table:
-    """What each organisation had, and what it has now."""
-    table = Table(
-        title="\nWhat each organisation gained: weighted F1 on its own tweets and on those of all five",
-        title_justify="left",
-    )
-    for column in ("organisation", "its model", "own: alone", "after", "all five: alone", "after", "gain"):
-        table.add_column(column, justify="left" if column in ("organisation", "its model") else "right")
-    for client in ours.summary["clients"]:
-        own = f"test/{client}"
-        values = [100 * record.f1(client, split) for split in (own, "test") for record in (local, ours)]
-        table.add_row(
-            client,
-            ours.summary["models"][client],
-            *(f"{value:.1f}" for value in values),
-            f"{values[3] - values[2]:+.1f}",
+    @property
+    def clients(self) -> list[str]:
+        """The organisations."""
+        return list(self.ours[0].summary["clients"])
+
+    @property
+    def alone(self) -> float:
+        """The mean over organisations of their own models on the test of all five."""
+        return fmean(_points(self.local, client) for client in self.clients)
+
+    @property
+    def gain(self) -> float:
+        """The server's model after its last round, less that."""
+        return _points(self.ours, SERVER) - self.alone
+
+    def table(self) -> Table:
+        """What each organisation had, and what it has now."""
+        title = "\nWhat each organisation gained: weighted F1 on its own tweets and on those of all five"
+        table = Table(title=title, title_justify="left")
+        for column in ("organisation", "its model", "own: alone", "after", "all five: alone", "after", "gain"):
+            table.add_column(column, justify="left" if column in ("organisation", "its model") else "right")
+        for client in self.clients:
+            own, every = f"test/{client}", "test"
+            values = [_points(runs, client, split) for split in (own, every) for runs in (self.local, self.ours)]
+            model = self.ours[0].summary["models"][client]
+            table.add_row(client, model, *(f"{value:.1f}" for value in values), f"{values[3] - values[2]:+.1f}")
+        return table
+
+    def sentences(self) -> str:
+        """What a newcomer should take home; the last line ends with the gain."""
+        crossed = fmean(sum(record.summary["bytes"].values()) for record in self.ours)
+        return (
+            f"Alone, an organisation's model scores {self.alone:.1f} on average on the tweets of all five. The model "
+            f"they taught together scores {_points(self.ours, SERVER):.1f}; {size_text(crossed)} of predictions crossed, "
+            f"no text.\nWhat federated distillation gained over working alone: {self.gain:+.1f} points"
         )
-    return table
 
 
-def _closing(local: Record, ours: Record, gain: float) -> str:
-    clients = local.summary["clients"]
-    alone = 100 * sum(local.f1(client) for client in clients) / len(clients)
-    crossed = sum(ours.summary["bytes"].values()) / 1e6
-    return (
-        f"Alone, an organisation's model scores {alone:.1f} on average on the tweets of all five. The model they "
-        f"taught together scores {100 * ours.f1(SERVER):.1f}, and {crossed:.1f} MB of predictions crossed, no text.\n"
-        f"What federated distillation gained over working alone: {gain:+.1f} points"
-    )
+def _points(records: list[Record], party: str, split: str = "test") -> float:
+    return fmean(100 * record.f1(party, split) for record in records)

@@ -18,7 +18,9 @@ from fedstill.plugins import nearest
 from fedstill.results.record import Record
 
 
-def label_file(run: Path, file: Path, party: str, text: Sequence[str] | None) -> Iterator[list[str]]:
+def label_file(
+    run: Path, file: Path, party: str, text: Sequence[str] | None, encoding: str = "utf-8"
+) -> Iterator[list[str]]:
     """A header, then for every text of the file: the text, its label, and the probability of that label."""
     record = Record(run)
     if not (run / "experiment.yaml").exists():
@@ -33,10 +35,12 @@ def label_file(run: Path, file: Path, party: str, text: Sequence[str] | None) ->
     )
     if len(columns) > 2:
         raise FedstillError("--text is given once, or twice for a pair of texts.")
-    rows = list(files.read(file, Columns(columns[0], columns[1] if len(columns) == 2 else None, None)))
+    rows = list(files.read(file, Columns(columns[0], columns[1] if len(columns) == 2 else None, None), encoding))
     model = load(folder)
+    clients = record.summary["clients"]
+    spec = experiment.client_specs(clients)[party] if party in clients else experiment.server_spec()
     pairs = [row.pair or "" for row in rows] if len(columns) == 2 else None
-    encoded = model.tokenizer.encode([row.text for row in rows], pairs, experiment.train.max_length)
+    encoded = model.tokenizer.encode([row.text for row in rows], pairs, spec.train.max_length)
     store = TokenStore(*encoded, pad_id=model.tokenizer.pad_id, pads_left=model.pads_left)
     probabilities = predict(model.module, Examples(store, np.arange(len(rows)))).softmax(-1)
     best = probabilities.max(-1)

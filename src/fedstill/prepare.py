@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,19 @@ from fedstill.models.build import party_tokenizer
 from fedstill.parties.party import PartySpec
 from fedstill.units import bytes_of
 
+KNOWN_NEEDS = {"public", "labelled", "label_counts", "pooled", "openai"}
+
 
 def prepare(experiment: Experiment, folder: Path) -> tuple[Experiment, Plan, Corpus]:
     """The experiment with its labels resolved, and everything that an engine needs to run it."""
     corpus = corpora.load(experiment.corpus, experiment.labels)
     experiment = experiment.resolved().model_copy(update={"labels": list(corpus.label_names)})
     parts = partition.split(corpus, experiment.partition, experiment.seed)
+    parts.check(len(corpus))
+    if SERVER in parts.clients:
+        raise FedstillError(
+            f"a domain cannot be called {SERVER!r}, which is the server's name: rename it in the corpus."
+        )
     clients = experiment.client_specs(parts.clients)
     server = experiment.server_spec()
     _check_needs(experiment.make_algorithm(), parts, experiment)
@@ -106,6 +114,10 @@ def _check_needs(algorithm: Algorithm, parts: Partition, experiment: Experiment)
         raise FedstillError(
             f"{name} needs public samples: set partition.public above 0 (now {experiment.partition.public:g})."
         )
+    if unknown := needs - KNOWN_NEEDS:
+        raise FedstillError(f"{name} needs {', '.join(sorted(unknown))}, which the local engine cannot give.")
+    if "openai" in needs and find_spec("openai") is None:
+        raise FedstillError(f'{algorithm.title} talks to a language model: run `pip install "fedstill[llm]"` first.')
     if "labelled" in needs and not len(parts.labelled):
         raise FedstillError(
             f"{algorithm.title} needs labelled rows at the server: set partition.labelled_public, for example 0.1."

@@ -106,7 +106,7 @@ class Progress:
         return f"{elapsed:.0f} s{left}"
 
     def _say(self, line: str, style: str | None = None) -> None:
-        self.console.print(line, style=style, highlight=False, soft_wrap=True)
+        self.console.print(line, style=style, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
     def _table(self) -> Group:
         table = Table(box=None, padding=(0, 2, 0, 0))
@@ -122,8 +122,8 @@ class Progress:
             done = steps if phase == "done" else party.get("done", 0)
             loss, f1 = party.get("loss", math.nan), party.get("f1", math.nan)
             table.add_row(
-                name,
-                party.get("model", ""),
+                Text(name),
+                Text(party.get("model", "")),
                 "" if phase == "done" else phase,
                 ProgressBar(total=steps, completed=done, width=20),
                 "" if math.isnan(loss) else f"{loss:.3f}",

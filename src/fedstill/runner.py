@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import signal
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from fedstill.config import Experiment, load_experiment
 from fedstill.engines import checkpoint
@@ -38,10 +37,10 @@ def run(
     folder = Path(out) if out is not None else Path("runs") / experiment.name / f"seed-{experiment.seed}"
     _make_room(folder, force)
     tell({"preparing": str(folder)})
-    experiment, plan, corpus = prepare(experiment, folder.resolve())
     with _explaining(folder):
-        write_whole(folder / "experiment.yaml", experiment.to_yaml().encode())
-        save_file(plan.partition.to_arrays(), folder / "partition.safetensors")
+        experiment, plan, corpus = prepare(experiment, folder.resolve())
+        write_whole(folder / "partition.safetensors", save(plan.partition.to_arrays()))
+        write_whole(folder / "experiment.yaml", experiment.to_yaml().encode())  # last: from here on there is a run
         tell({"plan": plan, "corpus": corpus})
         return _conduct(plan, folder, tell, after=None)
 
@@ -55,7 +54,8 @@ def resume(folder: str | Path, tell: Tell = lambda event: None) -> Record:
         raise FedstillError(f"{folder} is finished; look at it with: fedstill compare {folder}")
     tell({"preparing": str(folder)})
     experiment = load_experiment(folder / "experiment.yaml")
-    experiment, plan, corpus = prepare(experiment, folder.resolve())
+    with _explaining(folder):
+        experiment, plan, corpus = prepare(experiment, folder.resolve())
     manifest, passed = checkpoint.latest(folder)
     for sentence in passed:
         tell({"note": sentence})
@@ -64,6 +64,23 @@ def resume(folder: str | Path, tell: Tell = lambda event: None) -> Record:
     with _explaining(folder):
         tell({"plan": plan, "corpus": corpus, "after": manifest.round if manifest else 0})
         return _conduct(plan, folder, tell, after=manifest)
+
+
+def began(experiment: Experiment, folder: Path) -> bool:
+    """Whether this very experiment was begun in that folder."""
+    if not (folder / "experiment.yaml").exists():
+        return False
+    there = load_experiment(folder / "experiment.yaml").model_dump(mode="json")
+    wanted = experiment.resolved().model_dump(mode="json")
+    return changed_keys(there | {"labels": None}, wanted | {"labels": None}) == []
+
+
+def finish(folder: Path, tell: Tell = lambda event: None) -> Record:
+    """Bring a run to its end, if it is not there already."""
+    if not Record(folder).is_finished:
+        return resume(folder, tell)
+    tell({"finished": str(folder)})
+    return Record(folder)
 
 
 def _conduct(plan: Plan, folder: Path, tell: Tell, after: Manifest | None) -> Record:
@@ -97,7 +114,7 @@ def _make_room(folder: Path, force: bool) -> None:
         raise FedstillError(
             f"{folder} holds an unfinished run; go on with `fedstill run --resume {folder}`, or over with --force."
         )
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and any(not path.name.startswith(".writing-") for path in folder.iterdir()):
         raise FedstillError(f"{folder} is not empty and holds no run; choose another folder with --out.")
 
 
@@ -120,12 +137,12 @@ def _explaining(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG):
+        if error.errno is None:
             raise
-        raise FedstillError(
-            f"{folder} cannot be written ({os.strerror(error.errno)}). The last checkpoint is whole: make room, "
-            f"then go on with `fedstill run --resume {folder}`."
-        ) from error
+        where = f"{error.filename or folder} cannot be used ({os.strerror(error.errno)})."
+        begun = (folder / "experiment.yaml").exists()
+        advice = f" Mend that, then go on with `fedstill run --resume {folder}`; the last checkpoint is whole."
+        raise FedstillError(where + (advice if begun else "")) from error
 
 
 @contextmanager

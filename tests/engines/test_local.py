@@ -84,3 +84,71 @@ def test_participation_below_one_calls_fewer_clients_and_all_digest_at_the_end(s
     assert len({tuple(names) for names in spoke.values()}) > 1
     ended = {m["party"] for m in record.metrics if m.get("stage") == "distilled" and m["round"] == 4}
     assert ended == {"books", "garden", "toys", "server"}
+
+
+TWICE = """
+from dataclasses import dataclass
+
+from fedstill import Algorithm, Opinion
+
+
+@dataclass(frozen=True)
+class Twice(Algorithm):
+    has_server_model = False
+
+    def round(self, fed, answer):
+        fed.call("turn")
+        fed.call("turn")
+
+    def opine(self, me):
+        me.train()
+        return Opinion(me.predict())
+
+
+@dataclass(frozen=True)
+class Broken(Twice):
+    def opine(self, me):
+        return nonsense
+"""
+
+
+def test_two_calls_in_a_round_are_the_same_for_clients_that_sleep_in_between(small: Small, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(TWICE)
+    own = {"algorithm": f"{tmp_path}/own.py:Twice", "clients": "textcnn", "rounds": 2}
+    run(small(**own), tmp_path / "awake")
+    run(small(**own, memory={"host": "1MiB"}), tmp_path / "asleep")
+    assert content(tmp_path / "awake") == content(tmp_path / "asleep")
+
+
+def test_a_mistake_in_a_users_method_names_its_line(small: Small, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(TWICE)
+    with pytest.raises(FedstillError, match=r"NameError in own\.py:23: name 'nonsense' is not defined"):
+        run(small(algorithm=f"{tmp_path}/own.py:Broken"), tmp_path / "run")
+
+
+def test_models_that_never_learnt_are_not_saved(small: Small, tmp_path: Path) -> None:
+    record = run(small(algorithm="Centralized", rounds=1), tmp_path / "run")
+    assert [path.name for path in (record.folder / "models").iterdir()] == ["server"]
+    assert [path.name for path in (record.folder / "predictions").iterdir()] == ["server.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["used [/old] & new", "../up", ".hidden", "a b/c"])
+def test_odd_domain_names_are_only_names(small: Small, reviews: Path, tmp_path: Path, name: str) -> None:
+    from rich.console import Console
+
+    from fedstill.progress import Progress
+
+    reviews.write_text(reviews.read_text().replace(",books", f",{name}"))
+    console = Console(force_terminal=True, width=200)
+    with console.capture() as shown, Progress(console) as tell:
+        record = run(small(rounds=1, clients="bow"), tmp_path / "runs" / "run", tell=tell)
+    assert name in shown.get()
+    assert record.f1(name) >= 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["reviews.csv", "runs"]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["run"]
+
+
+def test_a_domain_called_server_is_refused(small: Small, reviews: Path, tmp_path: Path) -> None:
+    reviews.write_text(reviews.read_text().replace(",books", ",server"))
+    with pytest.raises(FedstillError, match="cannot be called 'server'"):
+        run(small(), tmp_path / "run")

@@ -152,6 +152,27 @@ def test_finished_unfinished_and_foreign_folders_are_not_overwritten(small: Smal
         resume(tmp_path / "nowhere")
 
 
+def test_a_folder_in_use_is_not_touched(small: Small, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(small(), tmp_path / "run", tell=stop_after(1))
+
+    def meanwhile(event: dict[str, object]) -> None:
+        if event.get("round") == 2 and "finishing" not in event:
+            with pytest.raises(FedstillError, match="is in use"):
+                resume(tmp_path / "run")
+
+    assert resume(tmp_path / "run", meanwhile).summary["rounds"] == 3
+
+
+def test_what_a_killed_write_left_behind_does_not_disturb_the_end(small: Small, whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(small(), tmp_path / "run", tell=stop_after(1))
+    (tmp_path / "run" / "checkpoint" / ".writing-1-2-round-00002.json").write_text("{")
+    resume(tmp_path / "run")
+    assert content(tmp_path / "run") == content(whole)
+    assert not (tmp_path / "run" / "checkpoint").exists()
+
+
 def start(experiment: Experiment, folder: Path, **options: object) -> subprocess.Popen[str]:
     """The command in a process of its own."""
     folder.mkdir()
@@ -196,7 +217,7 @@ def test_a_full_disk_is_one_sentence_leaves_nothing_half_written_and_the_run_goe
     process = start(small(), tmp_path / "here", preexec_fn=tiny_disk)
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 1
-    assert "cannot be written (File too large)" in output
+    assert "cannot be used (File too large)" in output
     assert "Traceback" not in output
     folder = tmp_path / "here" / "out" / "seed-0"
     assert not list(folder.rglob(".writing-*"))

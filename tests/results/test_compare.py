@@ -41,6 +41,9 @@ def split_scores(seed, predicted):
     return every
 
 
+ROLES = {"AdaFD": "method", "FedID": "method", "FedSND": "method", "FedDRS": "method", "Centralized": "upper bound"}
+
+
 def write_run(root, method, seed=0, accuracy=0.7, *, algorithm=None, name=None, server=True, alone=0.5, **changes):
     """A finished run folder as the recorder writes it; returns it."""
     algorithm = algorithm or method
@@ -63,6 +66,7 @@ def write_run(root, method, seed=0, accuracy=0.7, *, algorithm=None, name=None, 
         "name": name,
         "method": method,
         "algorithm": algorithm,
+        "role": ROLES.get(algorithm, "baseline"),
         "seed": seed,
         "rounds": 2,
         "labels": LABELS,

@@ -101,7 +101,8 @@ class AdaFD(Algorithm):
         """What the chosen options need besides the public set."""
         labelled = {"labelled"} if self.weighting.wants_labelled else set()
         counts = {"label_counts"} if self.loss_scale == "label_entropy" else set()
-        return self.needs | labelled | counts
+        chat = {"openai"} if self.weighting.wants_f1 else set()
+        return self.needs | labelled | counts | chat
 
 
 UNSEEN = -1.0
@@ -122,13 +123,6 @@ def _by_class(beta: float, class_losses: Tensor, otherwise: Tensor) -> Tensor:
 
 def _label_entropy(ups: Replies[Opinion]) -> Tensor:
     """H_k of each client's own labels, floored at a tenth of the largest possible."""
-    counts = torch.stack([_counts(ups, client) for client in ups]).double()
+    counts = ups.label_counts
     shares = counts / counts.sum(-1, keepdim=True)
     return entropy(shares).clamp(min=0.1 * math.log(counts.shape[-1]))
-
-
-def _counts(ups: Replies[Opinion], client: str) -> Tensor:
-    counts = ups.clients[client].label_counts
-    if counts is None:
-        raise FedstillError(f"loss_scale: label_entropy needs label counts, and {client} withholds them.")
-    return counts

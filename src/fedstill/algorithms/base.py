@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field
 
@@ -16,6 +16,8 @@ from fedstill.wire.replies import Replies
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """Numbers as options want them; checked when an algorithm is made from an experiment."""
+
+Role = Literal["method", "baseline", "upper bound"]
 
 Answers = Message | Mapping[str, Message] | None
 
@@ -43,6 +45,8 @@ class Algorithm:
     needs: ClassVar[frozenset[str]] = frozenset()
     """Of "public", "labelled", "label_counts", "pooled": checked before anything runs."""
     has_server_model: ClassVar[bool] = True
+    role: ClassVar[Role] = "method"
+    """In tables, methods are measured against the best of the baselines."""
     messages: ClassVar[tuple[type[Message], ...]] = (Opinion, Answer, Done)
     paper: ClassVar[str] = ""
     cost: ClassVar[str] = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstill.algorithms.base import Algorithm, Answers, Federation
+from fedstill.algorithms.base import Algorithm, Answers, Federation, Role
 
 
 @dataclass(frozen=True)
@@ -13,6 +13,7 @@ class Centralized(Algorithm):
     """The server's model trained on the pooled private rows: T phases of E epochs."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"pooled"})
+    role: ClassVar[Role] = "upper bound"
     cost: ClassVar[str] = "0 (the private rows themselves move)"
 
     def round(self, fed: Federation, answer: Answers) -> None:

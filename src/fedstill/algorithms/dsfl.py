@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedstill.algorithms.base import Algorithm, Positive
+from fedstill.algorithms.base import Algorithm, Positive, Role
 from fedstill.learning.losses import Distillation, distillation
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
@@ -28,6 +28,7 @@ class DSFL(Algorithm):
 
     needs: ClassVar[frozenset[str]] = frozenset({"public"})
     paper: ClassVar[str] = "DS-FL (Itahara 2021), as in AdaFD"
+    role: ClassVar[Role] = "baseline"
     cost: ClassVar[str] = "NC(K+1)"
 
     def digest(self, me: Client, answer: Answer) -> None:

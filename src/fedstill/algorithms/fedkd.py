@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedstill.algorithms.base import Algorithm, Answers, Federation, NotNegative
+from fedstill.algorithms.base import Algorithm, Answers, Federation, NotNegative, Role
 from fedstill.learning.losses import distillation
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
@@ -31,6 +31,7 @@ class FedKD(Algorithm):
 
     needs: ClassVar[frozenset[str]] = frozenset({"public"})
     paper: ClassVar[str] = "FedKD (Gong 2022), as in AdaFD"
+    role: ClassVar[Role] = "baseline"
     cost: ClassVar[str] = "NCK once"
 
     def round(self, fed: Federation, answer: Answers) -> None:
@@ -52,7 +53,7 @@ class FedKD(Algorithm):
 
     def server(self, me: Server, ups: Replies[Opinion]) -> None:
         if self.reading == "original":
-            counts = torch.stack([_counts(ups, client) for client in ups]).double()
+            counts = ups.label_counts
             shares = counts / counts.sum(0).clamp(min=1)
             # A class that nobody has would get no teacher at all: there everybody counts by size.
             weights = torch.where(counts.sum(0) > 0, shares, (ups.sizes / ups.sizes.sum())[:, None])[:, None, :]
@@ -74,9 +75,3 @@ class FedKD(Algorithm):
     def requires(self) -> frozenset[str]:
         """The original reading weighs classes by who has them."""
         return self.needs | ({"label_counts"} if self.reading == "original" else set())
-
-
-def _counts(ups: Replies[Opinion], client: str) -> Tensor:
-    counts = ups.clients[client].label_counts
-    assert counts is not None  # `requires` says so
-    return counts

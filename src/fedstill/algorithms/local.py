@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fedstill.algorithms.base import Algorithm
+from fedstill.algorithms.base import Algorithm, Role
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Done
@@ -17,6 +17,7 @@ class Local(Algorithm):
     """Every client trains on its own rows, T times E epochs; nothing of use travels."""
 
     has_server_model: ClassVar[bool] = False
+    role: ClassVar[Role] = "baseline"
     cost: ClassVar[str] = "0"
 
     def opine(self, me: Client) -> Done:

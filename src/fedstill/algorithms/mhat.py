@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedstill.algorithms.base import Algorithm
+from fedstill.algorithms.base import Algorithm, Role
 from fedstill.learning.losses import Distillation, distillation, probability_ce
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
@@ -28,6 +28,7 @@ class MHAT(Algorithm):
 
     needs: ClassVar[frozenset[str]] = frozenset({"public"})
     paper: ClassVar[str] = "MHAT (Hu 2021), as in AdaFD"
+    role: ClassVar[Role] = "baseline"
     cost: ClassVar[str] = "NC(K+1)"
 
     def digest(self, me: Client, answer: Answer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,14 +45,15 @@ def write(run: Path, manifest: Manifest) -> None:
 
 
 def latest(run: Path) -> tuple[Manifest | None, list[str]]:
-    """The newest whole checkpoint, and a sentence for every broken one that was passed over."""
+    """The newest whole checkpoint, and a sentence for every broken one; those are removed, never to be met again."""
     passed: list[str] = []
     for path in sorted(folder_of(run).glob("round-*.json"), reverse=True):
         manifest = _read(path)
         broken = ["its manifest"] if manifest is None else _broken_files(run, manifest)
         if manifest is not None and not broken:
             return manifest, passed
-        passed.append(f"{path.name} is broken ({', '.join(broken)}): using the one before it.")
+        passed.append(f"{path.name} is broken ({', '.join(broken)}): going back further.")
+        path.unlink()
     return None, passed
 
 
@@ -91,9 +93,4 @@ def _prune(run: Path) -> None:
 
 def clear(run: Path) -> None:
     """Drop all checkpoints: the run is finished."""
-    folder = folder_of(run)
-    for path in [*folder.glob("round-*.json"), *(folder / "state").glob("*")]:
-        path.unlink(missing_ok=True)
-    for path in (folder / "state", folder):
-        if path.is_dir():
-            path.rmdir()
+    shutil.rmtree(folder_of(run), ignore_errors=True)

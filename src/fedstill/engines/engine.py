@@ -22,7 +22,7 @@ from fedstill.errors import FedstillError
 from fedstill.files import FileReference, file_name
 from fedstill.randomness import generator
 from fedstill.wire.ledger import Ledger
-from fedstill.wire.messages import BadMessage, Hello, Message, check, decode, encode
+from fedstill.wire.messages import BadMessage, Hello, Message, Sizes, check, decode, encode
 from fedstill.wire.replies import Failure, Replies
 
 Tell = Callable[[dict[str, Any]], None]
@@ -81,14 +81,14 @@ class Engine(ABC):
             answer = self.algorithm.round(self, answer)
             if self.algorithm.has_server_model:
                 self.server.evaluate("distilled")
-            self._take(self.server.metrics, self.server.notes)
+            self._take(SERVER, self.server.metrics, self.server.notes)
             self._write_ledger()
             if number % self.plan.save_every == 0 or number == self.rounds:
                 self._save(answer)
             self.tell({"round": number, "rounds": self.rounds, "bytes": dict(self.ledger.totals)})
         self._enter(self.rounds + 1)  # so that the last digest draws what a next round's would
         self.algorithm.finish(self, answer)
-        self._take(self.server.metrics, self.server.notes)
+        self._take(SERVER, self.server.metrics, self.server.notes)
         self._write_ledger()
         self.tell({"round": self.rounds, "rounds": self.rounds, "finishing": True})
         if self.algorithm.has_server_model:
@@ -128,11 +128,11 @@ class Engine(ABC):
         envelope = {"verb": verb, "round": self.round}
         if not isinstance(message, Mapping):
             raw = encode(message, envelope)
-            self._count("down", verb, raw, len(names))
+            self.ledger.count("down", verb, type(message).__name__, Sizes.of(raw), len(names))
             return dict.fromkeys(names, raw)
         parcels = {name: encode(message.get(name), envelope) for name in names}
-        for raw in parcels.values():
-            self._count("down", verb, raw, 1)
+        for name, raw in parcels.items():
+            self.ledger.count("down", verb, type(message.get(name)).__name__, Sizes.of(raw))
         return parcels
 
     def _open(self, verb: str, name: str, raw: bytes) -> Message | Failure:
@@ -147,12 +147,8 @@ class Engine(ABC):
         except BadMessage as error:
             return Failure(name, str(error))
         self.ledger.count("up", verb, type(parcel.message).__name__, parcel.sizes)
-        self._take(parcel.envelope.get("metrics", []), [f"{name}: {note}" for note in parcel.envelope.get("notes", [])])
+        self._take(name, parcel.envelope.get("metrics", []), parcel.envelope.get("notes", []))
         return parcel.message
-
-    def _count(self, direction: Any, verb: str, raw: bytes, recipients: int) -> None:
-        parcel = decode(raw, self.types)
-        self.ledger.count(direction, verb, type(parcel.message).__name__, parcel.sizes, recipients)
 
     def _enter(self, round: int) -> None:
         self.round = self.ledger.round = round
@@ -174,19 +170,20 @@ class Engine(ABC):
         random = generator(self.plan.seed, self.round, "federation", "participants")
         self.active = names if many == len(names) else sorted(random.choice(names, many, replace=False).tolist())
 
-    def _take(self, metrics: list[dict[str, Any]], notes: list[str]) -> None:
-        """Write down what a party measured and remarked."""
-        self.journal.write("metrics", metrics)
-        for metric in metrics:
+    def _take(self, party: str, metrics: list[dict[str, Any]], notes: list[str]) -> None:
+        """Write down what a party measured of itself (nobody speaks for another) and remarked."""
+        measured = [metric | {"party": party} for metric in metrics]
+        self.journal.write("metrics", measured)
+        for metric in measured:
             self.tell({"metric": metric})
         for note in notes:
-            self._note(SERVER, note)
+            self._note(party, note)
         metrics.clear()
         notes.clear()
 
     def _note(self, party: str, note: str) -> None:
         self.journal.write("log", [{"round": self.round, "party": party, "note": note}])
-        self.tell({"note": note})
+        self.tell({"note": f"{party}: {note}"})
 
     def _write_ledger(self) -> None:
         self.journal.write("ledger", self.ledger.lines())

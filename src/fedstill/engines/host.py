@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +72,9 @@ class Host:
         self.changed.clear()
         self.files = dict(files)
 
-    def export(self, names: Sequence[str]) -> None:
-        """Write the clients' models and predictions into the record."""
-        for name in names:
+    def export(self, name: str) -> None:
+        """Write a client's model and predictions into the record, if it ever learnt anything."""
+        if name in self.files or name in self.changed:
             export(self._wake(name), self.plan.folder)
             self._send_to_sleep(except_for=name)
 

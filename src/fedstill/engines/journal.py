@@ -8,6 +8,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedstill.errors import FedstillError
+
+try:
+    import fcntl
+except ImportError:  # Windows: two runs in one folder are not noticed there
+    fcntl = None  # type: ignore[assignment]
+
 KINDS = ("metrics", "ledger", "log")
 
 
@@ -16,6 +23,14 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.files = {kind: (folder / f"{kind}.jsonl").open("a", encoding="utf-8") for kind in KINDS}
+        if fcntl is not None:
+            try:
+                fcntl.flock(self.files["log"], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                self.close()
+                raise FedstillError(
+                    f"{folder} is in use: another process runs in it. Wait for it, or end it."
+                ) from error
 
     def write(self, kind: str, lines: Iterable[Mapping[str, Any]]) -> None:
         """Append lines of a kind."""

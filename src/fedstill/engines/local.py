@@ -7,10 +7,12 @@ import multiprocessing
 import os
 import signal
 import threading
+import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,7 +76,7 @@ class LocalEngine(Engine):
         replies = []
         for _, outcome in self._work({host: deque(orders) for host, orders in requests.items()}):
             if isinstance(outcome, str):
-                raise FedstillError(outcome)
+                raise FedstillError(f"{outcome} The last checkpoint is whole: mend that, then go on with --resume.")
             replies.append(outcome)
         return replies
 
@@ -196,22 +198,14 @@ def answer(host: Host, request: Request) -> bytes | str:
         return b""
     try:
         if kind == "export":
-            host.export([name])
+            host.export(name)
             return b""
         return host.call(name, raw)
     except FedstillError as error:
         return str(error)
-    except (
-        RuntimeError,
-        ValueError,
-        TypeError,
-        KeyError,
-        IndexError,
-        AttributeError,
-        AssertionError,
-        ArithmeticError,
-    ) as error:
-        return f"{type(error).__name__}: {error}"
+    except Exception as error:  # the method's own code may raise anything; the round decides what a failure means
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__} in {Path(last.filename).name}:{last.lineno}: {error}"
 
 
 def _serve(pipe: Connection, plan: Plan, limit_bytes: int | None) -> None:

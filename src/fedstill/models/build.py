@@ -45,7 +45,10 @@ class ModelSpec(Settings):
     def _short(cls, value: Any) -> Any:
         options = {"name": value} if isinstance(value, str) else value
         if isinstance(options, dict) and isinstance(options.get("name"), str):
-            return {**options, "name": absolute(options["name"])}
+            name, layers = _split(absolute(options["name"]))
+            if Path(name).is_dir():  # a local folder, found from everywhere
+                name = str(Path(name).resolve())
+            return {**options, "name": name if layers is None else f"{name}[:{layers}]"}
         return options
 
     @property
@@ -107,7 +110,8 @@ class Model:
         folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer.save(folder)
         if self.spec.is_small:
-            tensors = {name: value.contiguous().cpu() for name, value in self.module.state_dict().items()}
+            state = self.module.state_dict().items()
+            tensors = {name: value.cpu().clone(memory_format=torch.contiguous_format) for name, value in state}
             save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
             about = {"spec": self.spec.model_dump(), "labels": self.labels}
             (folder / OURS).write_text(json.dumps(about, indent=2) + "\n")
@@ -186,7 +190,7 @@ def _transformer(folder: Path, spec: ModelSpec, layers: int | None, labels: Sequ
 
     names = {} if labels is None else {"id2label": dict(enumerate(labels))}
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, **names)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **names)
         if layers is not None:
             if not 0 < layers <= config.num_hidden_layers:
                 raise FedstillError(f"{spec.name}: the model has {config.num_hidden_layers} layers, not {layers}.")
@@ -194,7 +198,12 @@ def _transformer(folder: Path, spec: ModelSpec, layers: int | None, labels: Sequ
         config.label2id = {label: number for number, label in config.id2label.items()}
         with _quiet():
             module = AutoModelForSequenceClassification.from_pretrained(
-                folder, config=config, use_safetensors=True, local_files_only=True, dtype=torch.float32
+                folder,
+                config=config,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                dtype=torch.float32,
             )
     except (OSError, ValueError) as error:
         raise FedstillError(
@@ -241,5 +250,5 @@ def cost(spec: ModelSpec) -> float:
     from transformers import AutoConfig
 
     name, layers = _split(spec.name)
-    config = AutoConfig.from_pretrained(fetch(name), local_files_only=True)
+    config = AutoConfig.from_pretrained(fetch(name), local_files_only=True, trust_remote_code=False)
     return float(12 * (layers or config.num_hidden_layers) * config.hidden_size**2)

@@ -27,7 +27,7 @@ class PretrainedTokenizer:
         from transformers import AutoTokenizer
 
         try:
-            self.inner: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            self.inner: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise FedstillError(f"{folder} holds no tokenizer that transformers can load ({error}).") from error
         if self.inner.pad_token_id is None:  # language models often have none; the mask hides whatever stands there

@@ -221,6 +221,8 @@ class Party:
     def state(self) -> dict[str, Tensor]:
         """Everything that the next round needs, flat."""
         state = {f"model/{name}": value for name, value in self.parameters().items()} if self.has_model else {}
+        # How often each phase was opened in this round, for a client that sleeps between two calls of one round.
+        state |= {f"opened/{self.round}/{name}": torch.tensor(times) for name, times in self._opened.items()}
         for name, value in self.memory.items():
             if isinstance(value, dict):
                 state |= {f"memory/{name}/{part}": _copy(tensor) for part, tensor in value.items()}
@@ -235,10 +237,14 @@ class Party:
         model = {name.removeprefix("model/"): value for name, value in state.items() if name.startswith("model/")}
         if model:
             self.set_parameters(model)
-        self.memory = {}
+        self.memory, self._opened = {}, {}
         for name, value in state.items():
             kind, _, rest = name.partition("/")
-            if kind == "number":
+            if kind == "opened":
+                round, _, phase = rest.partition("/")
+                self.round = int(round)
+                self._opened[phase] = int(value)
+            elif kind == "number":
                 self.memory[rest] = float(value)
             elif kind == "memory" and "/" in rest:
                 outer, _, part = rest.partition("/")

@@ -18,8 +18,6 @@ from fedstill.files import file_name
 from fedstill.learning.metrics import Integers
 from fedstill.results.significance import FEWEST_SEEDS, RESAMPLES, Bootstrap, paired_bootstrap, paired_over_seeds
 
-PAPERS_OWN = {"adafd", "fedid", "fedsnd", "feddrs"}
-UPPER_BOUND = "centralized"
 POOLED = "test"
 DEEPEST = 3
 
@@ -34,6 +32,7 @@ class Run:
     name: str
     method: str
     algorithm: str
+    role: str
     seed: int
     labels: tuple[str, ...]
     client_names: tuple[str, ...]
@@ -97,6 +96,7 @@ class Row:
 
     method: str
     algorithm: str
+    role: str
     seeds: tuple[int, ...]
     overall: Spread | None
     domains: Mapping[str, Spread | None]
@@ -185,6 +185,7 @@ def _load_run(folder: Path) -> Run:
             name=summary["name"],
             method=summary["method"],
             algorithm=summary["algorithm"],
+            role=summary["role"],
             seed=int(summary["seed"]),
             labels=tuple(str(label) for label in summary["labels"]),
             client_names=tuple(summary["clients"]),
@@ -242,6 +243,7 @@ def _row(method: str, runs: Sequence[Run], domains: Sequence[str]) -> Row:
     return Row(
         method=method,
         algorithm=runs[0].algorithm,
+        role=runs[0].role,
         seeds=tuple(run.seed for run in runs),
         overall=_spread(run.overall for run in runs),
         domains={name: _spread(run.domain(name) for run in runs) for name in domains},
@@ -253,11 +255,7 @@ def _row(method: str, runs: Sequence[Run], domains: Sequence[str]) -> Row:
 
 
 def _best_baseline(rows: Mapping[str, Row]) -> str | None:
-    baselines = [
-        method
-        for method, row in rows.items()
-        if row.algorithm.lower() not in PAPERS_OWN and not _is_upper_bound(row) and row.overall is not None
-    ]
+    baselines = [method for method, row in rows.items() if row.role == "baseline" and row.overall is not None]
     return max(baselines, key=lambda method: _mean_or_lowest(rows[method]), default=None)
 
 
@@ -413,7 +411,7 @@ def _mean_or_lowest(row: Row) -> float:
 
 
 def _is_upper_bound(entry: Row | Run) -> bool:
-    return entry.algorithm.lower() == UPPER_BOUND
+    return entry.role == "upper bound"
 
 
 def _range(numbers: Iterable[int]) -> str:

@@ -85,6 +85,7 @@ def write_summary(record: Record, plan: Plan, algorithm: Algorithm, crossed: dic
         "name": plan.experiment["name"],
         "method": algorithm.title,
         "algorithm": type(algorithm).__name__,
+        "role": algorithm.role,
         "seed": plan.seed,
         "rounds": plan.rounds,
         "labels": list(plan.labels),

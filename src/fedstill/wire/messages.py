@@ -46,7 +46,7 @@ def array(*shape: str | int, optional: bool = False) -> Any:
 class Hello(Message):
     """What a client says of itself before the first round."""
 
-    size: int
+    size: int = field(metadata={"least": 1})
     label_counts: Tensor | None = array("labels", optional=True)
     architecture: str = ""
     public_fingerprint: str = ""
@@ -84,6 +84,17 @@ class Sizes:
     payload: int
     indices: int
     header: int
+
+    @classmethod
+    def of(cls, raw: bytes) -> Sizes:
+        """Read off the header of an encoded message."""
+        header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+        payload = indices = 0
+        for name, part in header.items():
+            if name != "__metadata__":
+                size = part["data_offsets"][1] - part["data_offsets"][0]
+                payload, indices = (payload + size, indices) if "F" in part["dtype"] else (payload, indices + size)
+        return cls(payload, indices, len(raw) - payload - indices)
 
     @property
     def total(self) -> int:
@@ -135,9 +146,7 @@ def decode(raw: bytes, types: Mapping[str, type[Message]]) -> Parcel:
             raise TypeError("its header is no message's")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise BadMessage(f"unreadable message of {len(raw)} bytes ({error}).") from error
-    indices = sum(t.nbytes for t in tensors.values() if not t.is_floating_point())
-    payload = sum(t.nbytes for t in tensors.values()) - indices
-    sizes = Sizes(payload, indices, len(raw) - payload - indices)
+    sizes = Sizes.of(raw)
     if name is None:
         return Parcel(None, header, sizes)
     if name not in types:
@@ -182,6 +191,8 @@ def check(message: Message, dimensions: Mapping[str, int]) -> None:
         if not isinstance(value, kinds[item.name]) or isinstance(value, bool) != (bool in kinds[item.name]):
             wanted_kinds = " or ".join(kind.__name__ for kind in kinds[item.name])
             raise BadMessage(f"{where} is a {type(value).__name__}: {wanted_kinds} is expected.")
+        if "least" in item.metadata and value < item.metadata["least"]:
+            raise BadMessage(f"{where} is {value}: at least {item.metadata['least']} is expected.")
         if isinstance(value, float) and not math.isfinite(value):
             raise BadMessage(f"{where} is {value}: a number is expected.")
         if isinstance(value, Tensor) and "shape" in item.metadata:

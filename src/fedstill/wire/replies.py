@@ -9,6 +9,7 @@ from typing import Generic
 import torch
 from torch import Tensor
 
+from fedstill.errors import FedstillError
 from fedstill.wire.messages import Hello, M
 
 
@@ -51,6 +52,14 @@ class Replies(Mapping[str, M], Generic[M]):
     def sizes(self) -> Tensor:
         """n_k of those who answered."""
         return torch.tensor([self.clients[name].size for name in self], dtype=torch.float64)
+
+    @property
+    def label_counts(self) -> Tensor:
+        """How many rows of each class those who answered have, as [K, C]."""
+        counts = {name: self.clients[name].label_counts for name in self}
+        if silent := [name for name, count in counts.items() if count is None]:
+            raise FedstillError(f"this method needs label counts, and {', '.join(silent)} withholds them.")
+        return torch.stack([count for count in counts.values() if count is not None]).double()
 
     def change(self, name: str, function: Callable[[Tensor], Tensor]) -> Replies[M]:
         """The same replies with one array field changed in each."""
