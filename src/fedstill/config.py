@@ -91,6 +91,8 @@ class Experiment(Settings):
     """Share of the clients that are active in a round, drawn anew every round."""
     quorum: float = Field(1.0, ge=0, le=1)
     """Share of the active clients that must answer, or the run ends."""
+    client_tests: Literal["pooled", "own"] = "pooled"
+    """Whether clients, in a simulation, measure themselves on all clients' test rows or on their own only."""
     seed: int = Field(0, ge=0)
     engine: Literal["local"] = "local"
     workers: int | Literal["auto"] = "auto"

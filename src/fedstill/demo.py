@@ -121,8 +121,8 @@ class Gains:
         crossed = fmean(sum(record.summary["bytes"].values()) for record in self.ours)
         return (
             f"Alone, an organisation's model scores {self.alone:.1f} on average on the tweets of all five. The model "
-            f"they taught together scores {_points(self.ours, SERVER):.1f}; {size_text(crossed)} of predictions crossed, "
-            f"no text.\nWhat federated distillation gained over working alone: {self.gain:+.1f} points"
+            f"they taught together scores {_points(self.ours, SERVER):.1f}; {size_text(crossed)} of predictions "
+            f"crossed, no text.\nWhat federated distillation gained over working alone: {self.gain:+.1f} points"
         )
 
 

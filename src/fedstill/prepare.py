@@ -59,6 +59,7 @@ def prepare(experiment: Experiment, folder: Path) -> tuple[Experiment, Plan, Cor
         precision=experiment.precision,
         host_bytes=bytes_of(experiment.memory.host),
         save_every=experiment.save_every,
+        client_tests=experiment.client_tests,
         algorithm=experiment.algorithm,
         labels=corpus.label_names,
         server=server,

@@ -39,6 +39,7 @@ class Plan:
     precision: Literal["auto", "fp32", "bf16"]
     host_bytes: int | None
     save_every: int
+    client_tests: Literal["pooled", "own"]
     algorithm: Mapping[str, Any]
     labels: tuple[str, ...]
     server: PartySpec
@@ -66,13 +67,16 @@ class Plan:
         """A client in its first state; what it may not see is not in it."""
         model = self._model(name, self.clients[name])
         store = self._store(name, model)
-        tests, splits = _join({f"test/{client}": rows for client, rows in self.partition.test.items()})
-        own = {split: rows for split, rows in splits.items() if split == f"test/{name}"}
+        pooled = self.partition.test if self.client_tests == "pooled" else {name: self.partition.test[name]}
+        tests, splits = _join({f"test/{client}": rows for client, rows in pooled.items()})
+        splits = {f"test/{name}": splits[f"test/{name}"]}
+        if self.client_tests == "pooled":
+            splits["test"] = np.arange(len(tests))
         data = PartyData(
             public=Examples(store, self.partition.public),
             train=self._labelled(store, self.partition.train[name]),
             validation=self._labelled(store, self.partition.validation[name]),
-            evaluation=Evaluation(self._labelled(store, tests), {"test": np.arange(len(tests))} | own),
+            evaluation=Evaluation(self._labelled(store, tests), splits),
             labelled=Examples(store, self.partition.labelled),
         )
         around = self._around(tell)
