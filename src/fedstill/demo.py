@@ -39,7 +39,7 @@ def experiment(algorithm: Method, seed: int, full: bool) -> Experiment:
     return Experiment(
         name="-".join(["full" if full else "demo", *options.values()]).lower(),
         algorithm={**options, **ALIKE.get(options["name"], {})},
-        partition=PartitionSpec(kind="domain", rows_per_domain=None if full else 1300),
+        partition=PartitionSpec(kind="domain", rows_per_domain=None if full else 1200),
         clients=[ModelSpec(name=name) for name in ("bert-tiny", "bow", "bert-tiny", "textcnn", "bigru")],
         server=ModelSpec(name="bert-tiny"),
         train=TrainSettings(epochs=3, batch=32, max_length=40),

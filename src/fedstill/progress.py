@@ -25,6 +25,7 @@ class Progress:
         self.started = time.monotonic()
         self.rounds, self.round, self.first = 0, 0, 0
         self.parties: dict[str, dict[str, Any]] = {}
+        self.boundary_s = 0.0
         self.bytes = 0
         self.state = "starting"
 
@@ -86,6 +87,7 @@ class Progress:
 
     def _round_done(self, event: dict[str, Any]) -> None:
         self.round, self.bytes = event["round"], sum(event["bytes"].values())
+        self.boundary_s = time.monotonic() - self.started
         server = self.parties.get(SERVER, {}).get("f1")
         clients = [party["f1"] for name, party in self.parties.items() if name != SERVER and "f1" in party]
         f1 = f"server F1 {100 * server:.1f}, " if server is not None else ""
@@ -98,12 +100,10 @@ class Progress:
     def _times(self) -> str:
         elapsed = time.monotonic() - self.started
         done = self.round - self.first
-        left = (
-            f", about {elapsed / done * (self.rounds - self.round):.0f} s left"
-            if done and self.round < self.rounds
-            else ""
-        )
-        return f"{elapsed:.0f} s{left}"
+        if not done or self.round == self.rounds:
+            return f"{elapsed:.0f} s"
+        left_at_boundary = self.boundary_s / done * (self.rounds - self.round)
+        return f"{elapsed:.0f} s, about {max(0.0, left_at_boundary - (elapsed - self.boundary_s)):.0f} s left"
 
     def _say(self, line: str, style: str | None = None) -> None:
         self.console.print(line, style=style, highlight=False, soft_wrap=True, markup=False, emoji=False)
