@@ -69,7 +69,7 @@ def demo(console: Console, out: Path, full: bool = False) -> float:
     prefix = "full" if full else "demo"
     gains = Gains(records[f"{prefix}-local"], records[f"{prefix}-adafd"])
     console.print(gains.table())
-    console.print(gains.sentences(), highlight=False, soft_wrap=True)
+    console.print(gains.sentences(), highlight=False)
     return gains.gain
 
 
@@ -105,7 +105,7 @@ class Gains:
 
     def table(self) -> Table:
         """What each organisation had, and what it has now."""
-        title = "\nWhat each organisation gained: weighted F1 on its own tweets and on those of all five"
+        title = "\nWhat each organisation gained: weighted F1 on its own tweets and on all five's"
         table = Table(title=title, title_justify="left")
         for column in ("organisation", "its model", "own: alone", "after", "all five: alone", "after", "gain"):
             table.add_column(column, justify="left" if column in ("organisation", "its model") else "right")
