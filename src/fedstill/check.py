@@ -29,7 +29,7 @@ def report(experiment: Experiment, console: Console) -> None:
             markup=False,
         )
         table = Table()
-        for column in ("party", "model", "numbers", "rate", "train", "validation", "test", "train rows by label"):
+        for column in ("party", "model", "numbers", "rate", "train", "val", "test", "train labels"):
             table.add_column(column, justify="left" if column in ("party", "model") else "right")
         parts = plan.partition
         for name in plan.clients:

@@ -57,7 +57,9 @@ def _print_error(line: str) -> None:
 
 @app.command()
 def demo(
-    full: Annotated[bool, typer.Option("--full", help="All methods, all rows, three seeds (about an hour).")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="All methods, all rows, three seeds (hours; resumes what was interrupted).")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/demo"),
 ) -> None:
     """Five organisations teach each other on two CPU cores, in a few minutes."""

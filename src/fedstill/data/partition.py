@@ -6,18 +6,15 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from fedstill.data.corpus import Corpus, Ints
+from fedstill.data.dealing import Bools, allot, choose, deal_by_class, deal_by_client, draw_counts, sizes_of, strata_of
 from fedstill.errors import FedstillError
 from fedstill.settings import Settings
-
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.floating[Any]]
 
 ATTEMPTS = 100
 
@@ -132,7 +129,7 @@ class Partition:
 
 def label_counts(corpus: Corpus, rows: Ints) -> Ints:
     """How often each label of the corpus occurs in these rows."""
-    return _sizes(corpus.labels[rows], len(corpus.label_names))
+    return sizes_of(corpus.labels[rows], len(corpus.label_names))
 
 
 def split(corpus: Corpus, spec: PartitionSpec, seed: int) -> Partition:
@@ -226,7 +223,7 @@ def _refuse_the_impossible(corpus: Corpus, spec: PartitionSpec, units: _Units) -
             f"Corpus {corpus.name} has no domains, so there is no client a domain: name its `domain:` column, "
             "or use partition kind iid or dirichlet."
         )
-    sizes = _sizes(units.row_domains[usable[units.of_row]], len(corpus.domain_names))
+    sizes = sizes_of(units.row_domains[usable[units.of_row]], len(corpus.domain_names))
     empty = [name for name, size in zip(corpus.domain_names, sizes, strict=True) if not size]
     if empty:
         raise FedstillError(
@@ -299,12 +296,12 @@ def _keep_label_shares(random: np.random.Generator, units: _Units, kept: Bools, 
     matching = np.zeros_like(kept)
     for domain in np.unique(units.domains[kept]):
         members = np.flatnonzero(kept & (units.domains == domain))
-        strata, sizes = _strata(units.labels[members])
+        strata, sizes = strata_of(units.labels[members])
         shares = random.dirichlet(np.full(len(sizes), alpha))
         with np.errstate(divide="ignore"):
             largest = (sizes / shares).min()
         quotas = np.floor(largest * shares + 1e-9).astype(np.int64)
-        matching[members[_choose(random, strata, quotas)]] = True
+        matching[members[choose(random, strata, quotas)]] = True
     return matching
 
 
@@ -316,22 +313,22 @@ def _keep_rows(random: np.random.Generator, units: _Units, kept: Bools, limit: i
         if len(rows) <= limit:
             continue
         members, weights = np.unique(units.of_row[rows], return_counts=True)
-        strata, _ = _strata(units.labels[members])
+        strata, _ = strata_of(units.labels[members])
         sizes = np.bincount(strata, weights=weights)
-        quotas = _allot(random, sizes * (limit / len(rows)), limit, sizes.astype(np.int64))
-        kept[members[~_choose(random, strata, quotas, weights.astype(np.int64))]] = False
+        quotas = allot(random, sizes * (limit / len(rows)), limit, sizes.astype(np.int64))
+        kept[members[~choose(random, strata, quotas, weights.astype(np.int64))]] = False
     return kept
 
 
 def _roles_of_pool(random: np.random.Generator, labels: Ints, spec: PartitionSpec, held_out: int | None) -> Ints:
     """Roles for units that are divided together; `held_out` test units stand in for the test fraction."""
-    strata, sizes = _strata(labels)
+    strata, sizes = strata_of(labels)
     pool = _Pool(random, strata, np.full(len(labels), _Role.TRAIN, np.int64))
     global_size = 0
     if spec.global_test:
         global_size = _global_test_size(len(labels), spec) if held_out is None else held_out
         shares = random.dirichlet(np.full(len(sizes), spec.global_test_alpha))
-        pool.move(_Role.TRAIN, _Role.GLOBAL_TEST, _draw_counts(random, global_size, shares, sizes))
+        pool.move(_Role.TRAIN, _Role.GLOBAL_TEST, draw_counts(random, global_size, shares, sizes))
     pool.move_fraction(_Role.TRAIN, _Role.PUBLIC, spec.public, pool.sizes(_Role.TRAIN))
     pool.move_fraction(_Role.PUBLIC, _Role.LABELLED, spec.labelled_public, pool.sizes(_Role.PUBLIC))
     rest = pool.sizes(_Role.TRAIN)
@@ -364,17 +361,17 @@ class _Pool:
 
     def sizes(self, role: _Role) -> Ints:
         """How many units of each stratum have this role."""
-        return _sizes(self.strata[self.roles == role], int(self.strata.max()) + 1)
+        return sizes_of(self.strata[self.roles == role], int(self.strata.max()) + 1)
 
     def move(self, source: _Role, target: _Role, quotas: Ints) -> None:
         """From one role to another, as many of each stratum as its quota says."""
         members = np.flatnonzero(self.roles == source)
-        self.roles[members[_choose(self.random, self.strata[members], quotas)]] = target
+        self.roles[members[choose(self.random, self.strata[members], quotas)]] = target
 
     def move_fraction(self, source: _Role, target: _Role, fraction: float, sizes: Ints) -> None:
         """As many units as this fraction of all strata, rounded; of each stratum its share, within one."""
         total = round(fraction * int(sizes.sum()))
-        self.move(source, target, _allot(self.random, fraction * sizes, total, self.sizes(source)))
+        self.move(source, target, allot(self.random, fraction * sizes, total, self.sizes(source)))
 
 
 def _draw_holders(random: np.random.Generator, units: _Units, roles: Ints, spec: PartitionSpec, clients: int) -> Ints:
@@ -383,93 +380,16 @@ def _draw_holders(random: np.random.Generator, units: _Units, roles: Ints, spec:
     parts = [np.flatnonzero(roles == role) for role in (_Role.TRAIN, _Role.VALIDATION, _Role.TEST)]
     held = np.concatenate(parts)
     strata = np.full(len(roles), -1, np.int64)
-    strata[held], sizes = _strata(units.labels[held])
+    strata[held], sizes = strata_of(units.labels[held])
     if spec.kind == "iid":
         for part in parts:
             holders[part] = random.permutation(len(part)) % clients
     elif spec.reading == "class":
         shares = random.dirichlet(np.full(clients, spec.alpha), size=len(sizes))
         for part in parts:
-            holders[part] = _deal_by_class(random, strata[part], shares)
+            holders[part] = deal_by_class(random, strata[part], shares)
     else:
         shares = random.dirichlet(spec.alpha * sizes / sizes.sum(), size=clients)
         for part in parts:
-            holders[part] = _deal_by_client(random, strata[part], shares)
+            holders[part] = deal_by_client(random, strata[part], shares)
     return holders
-
-
-def _deal_by_class(random: np.random.Generator, strata: Ints, shares: Floats) -> Ints:
-    """Each class cut among the clients in the proportions of its own row of `shares`."""
-    holders = np.empty(len(strata), np.int64)
-    for stratum, proportions in enumerate(shares):
-        members = random.permutation(np.flatnonzero(strata == stratum))
-        # Without the random offset, rounding would favour the same clients in every class.
-        ends = np.floor(np.cumsum(proportions) * len(members) + random.random())
-        turns = np.searchsorted(ends, np.arange(len(members)), side="right")
-        holders[members] = np.minimum(turns, len(proportions) - 1)
-    return holders
-
-
-def _deal_by_client(random: np.random.Generator, strata: Ints, shares: Floats) -> Ints:
-    """Each client draws equally much, without replacement, from classes by its own row of `shares`."""
-    holders = np.empty(len(strata), np.int64)
-    clients, classes = shares.shape
-    left = _sizes(strata, classes)
-    shuffled = random.permutation(len(strata))
-    queues = np.split(shuffled[np.argsort(strata[shuffled], kind="stable")], np.cumsum(left)[:-1])
-    turns = _allot(random, np.full(clients, len(strata) / clients), len(strata), np.full(clients, len(strata)))
-    for client, size in enumerate(turns):
-        taken = _draw_counts(random, int(size), shares[client], left)
-        for stratum in np.flatnonzero(taken):
-            end = left[stratum]
-            holders[queues[stratum][end - taken[stratum] : end]] = client
-        left = left - taken
-    return holders
-
-
-def _draw_counts(random: np.random.Generator, total: int, shares: Floats, available: Ints) -> Ints:
-    """Counts of `total` draws by these shares, renormalised over what is not yet exhausted."""
-    counts = np.zeros_like(available)
-    while (missing := min(total, int(available.sum())) - int(counts.sum())) > 0:
-        room = available - counts
-        weights = np.where(room > 0, shares, 0.0)
-        if not weights.sum() > 0:
-            # The draw put all its mass, to machine precision, on what is exhausted.
-            weights = room.astype(np.float64)
-        counts += np.minimum(room, random.multinomial(missing, weights / weights.sum()))
-    return counts
-
-
-def _allot(random: np.random.Generator, exact: Floats, total: int, room: Ints) -> Ints:
-    """Whole numbers that sum to `total`, by largest remainder, each below its room; ties fall at random."""
-    counts = np.minimum(np.floor(exact).astype(np.int64), room)
-    remainders = np.round(exact - counts, 9)
-    order = np.lexsort((random.random(len(exact)), -remainders))
-    while (missing := total - int(counts.sum())) > 0:
-        roomy = order[room[order] > counts[order]][:missing]
-        if not len(roomy):
-            break
-        counts[roomy] += 1
-    return counts
-
-
-def _choose(random: np.random.Generator, strata: Ints, quotas: Ints, weights: Ints | None = None) -> Bools:
-    """At random in each stratum, units whose weights (of one) sum to no more than its quota."""
-    weights = np.ones_like(strata) if weights is None else weights
-    shuffled = random.permutation(len(strata))
-    order = shuffled[np.argsort(strata[shuffled], kind="stable")]
-    running = np.cumsum(weights[order])
-    before = np.concatenate(([0], np.cumsum(np.bincount(strata, weights=weights, minlength=len(quotas)))))
-    chosen = np.zeros(len(strata), np.bool_)
-    chosen[order] = running - before[strata[order]] <= quotas[strata[order]]
-    return chosen
-
-
-def _strata(labels: Ints) -> tuple[Ints, Ints]:
-    """The labels renumbered from 0 without gaps, and how often each occurs."""
-    _, strata, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    return strata.astype(np.int64), sizes.astype(np.int64)
-
-
-def _sizes(strata: Ints, many: int) -> Ints:
-    return np.bincount(strata, minlength=many).astype(np.int64)
