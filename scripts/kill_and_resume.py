@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ workers: 2
 participation: 0.6
 memory: {host: 40MiB}
 """
+TOO_LATE = "was finished before the kill"
 COMPARED = ["partition.safetensors", "metrics.jsonl", "ledger.jsonl", "predictions/*", "models/*/model.safetensors"]
 
 
@@ -55,7 +57,7 @@ def killed_run(experiment: Path, run: Path, moment_s: float) -> str:
     process = fedstill("run", str(experiment), "--out", str(run.parent))
     try:
         process.communicate(timeout=moment_s)
-        return "was finished before the kill"
+        return TOO_LATE
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
@@ -64,7 +66,7 @@ def killed_run(experiment: Path, run: Path, moment_s: float) -> str:
         return "killed before it began"
     checkpoints = sorted(path.stem for path in (run / "checkpoint").glob("round-*.json"))
     if (run / "summary.json").exists():
-        return "killed after it had finished"
+        return TOO_LATE
     finish("run", "--resume", str(run))
     return f"killed after {checkpoints[-1] if checkpoints else 'no round'}"
 
@@ -87,9 +89,12 @@ def main() -> None:
         wanted = content(folder / "whole" / "seed-0")
         same = 0
         for number in range(1, arguments.kills + 1):
-            moment_s = moments.uniform(0.1, 1.0) * length_s
-            run = folder / f"killed-{number}" / "seed-0"
-            how = killed_run(experiment, run, moment_s)
+            how = TOO_LATE
+            while how == TOO_LATE:  # not a kill: draw another moment
+                moment_s = moments.uniform(0.1, 1.0) * length_s
+                run = folder / f"killed-{number}" / "seed-0"
+                shutil.rmtree(run, ignore_errors=True)
+                how = killed_run(experiment, run, moment_s)
             is_same = content(run) == wanted
             same += is_same
             outcome = "identical" if is_same else "DIFFERENT"
