@@ -120,7 +120,7 @@ def hundred_clients(model: str, limit: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as scratch:
         overrides = [
             "partition={kind: iid, clients: 100, public: 0.05}", f"clients={model}", "server=bert-tiny",
-            "train.epochs=1", "train.max_length=32", "rounds=2", "name=hundred", "client_tests=own",
+            "train.epochs=1", "distill.epochs=1", "train.max_length=32", "rounds=2", "name=hundred", "client_tests=own",
             f"memory.host={limit}",
         ]  # fmt: skip
         command = [sys.executable, "-m", "fedstill", "run", "tweets", *overrides, "--out", scratch]

@@ -40,6 +40,10 @@ def report(experiment: Experiment, console: Console) -> None:
         if algorithm.has_server_model:
             table.add_row(*map(Text, _model(plan.make_server(lambda event: None))))
     console.print(table)
+    for name, rows in plan.partition.train.items():
+        if len(classes := set(corpus.labels[rows].tolist())) < len(plan.labels):
+            seen = ", ".join(plan.labels[number] for number in sorted(classes))
+            console.print(f"{name} has only {seen} among its {len(rows)} training rows.", style="yellow", markup=False)
     for sentence in _sentences(plan, algorithm.cost):
         console.print(sentence, highlight=False, soft_wrap=True, markup=False)
 

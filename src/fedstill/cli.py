@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _print_error(line: str) -> None:
-    errors.print(line, highlight=False, soft_wrap=True)
+    errors.print(line, highlight=False, soft_wrap=True, emoji=False)
 
 
 @app.command()
@@ -95,7 +95,7 @@ def run(
     folders = []
     if resume is not None:
         folders.append(resume)
-        with _saying_how_to_go_on(resume), Progress(console) as tell:
+        with _saying_how_to_go_on(resume, f"fedstill run --resume {resume}"), Progress(console) as tell:
             runner.resume(resume, tell)
     else:
         assert experiment is not None
@@ -105,7 +105,8 @@ def run(
             chosen = first.model_copy(update={"seed": seed})
             folder = (out or Path("runs") / first.name) / f"seed-{seed}"
             folders.append(folder)
-            with _saying_how_to_go_on(folder), Progress(console, f"seed {seed}: " if seeds > 1 else "") as tell:
+            again = "the same command" if seeds > 1 else f"fedstill run --resume {folder}"
+            with _saying_how_to_go_on(folder, again), Progress(console, f"seed {seed}: " if seeds > 1 else "") as tell:
                 if seeds > 1 and not force and runner.began(chosen, folder):
                     runner.finish(folder, tell)
                 else:
@@ -155,9 +156,11 @@ def predict(
     encoding: Annotated[str, typer.Option(help="Of the file.")] = "utf-8",
     out: Annotated[Path | None, typer.Option(help="Write here instead of to the screen.")] = None,
 ) -> None:
-    """Label texts with a model of a finished run."""
+    """Label texts with a model of a finished run: the texts, their labels and probabilities, as CSV."""
     from fedstill.inference import label_file
 
+    if out is not None and out.suffix.lower() != ".csv":
+        raise FedstillError(f"--out {out}: predictions are written as CSV; give a name that ends in .csv.")
     rows = list(label_file(run, file, party, text, encoding))
     if out is None:
         csv.writer(sys.stdout).writerows(rows)
@@ -209,11 +212,11 @@ def _source(experiment: Path, overrides: list[str]) -> Any:
 
 
 @contextmanager
-def _saying_how_to_go_on(folder: Path) -> Iterator[None]:
+def _saying_how_to_go_on(folder: Path, again: str) -> Iterator[None]:
     """Turn an interruption into a sentence with the command that goes on."""
     try:
         yield
     except KeyboardInterrupt as stop:
         if not (folder / "experiment.yaml").exists():
             raise Stopped("Nothing was written yet.") from stop
-        raise Stopped(f"Go on with: fedstill run --resume {folder}") from stop
+        raise Stopped(f"Go on with: {again}") from stop

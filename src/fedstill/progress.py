@@ -54,6 +54,8 @@ class Progress:
             self._round_done(event)
         elif "party" in event:
             self.parties.setdefault(event["party"], {}).update(event)
+        elif "already" in event:
+            self._say(f"{self.title}finished already: {event['already']}")
         elif "finished" in event:
             elapsed = time.monotonic() - self.started
             self._say(f"{self.title}done in {elapsed:.0f} s: {event['finished']}")
@@ -91,7 +93,7 @@ class Progress:
         server = self.parties.get(SERVER, {}).get("f1")
         clients = [party["f1"] for name, party in self.parties.items() if name != SERVER and "f1" in party]
         f1 = f"server F1 {100 * server:.1f}, " if server is not None else ""
-        mean = f"clients' mean {100 * sum(clients) / len(clients):.1f}, " if clients else ""
+        mean = f"clients' mean after training {100 * sum(clients) / len(clients):.1f}, " if clients else ""
         self._say(f"{self.title}round {self.round}/{self.rounds}: {f1}{mean}{size_text(self.bytes)}, {self._times()}")
         self.state = (
             f"round {min(self.round + 1, self.rounds)} of {self.rounds}" if self.round < self.rounds else "finishing"

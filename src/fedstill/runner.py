@@ -79,7 +79,7 @@ def finish(folder: Path, tell: Tell = lambda event: None) -> Record:
     """Bring a run to its end, if it is not there already."""
     if not Record(folder).is_finished:
         return resume(folder, tell)
-    tell({"finished": str(folder)})
+    tell({"already": str(folder)})
     return Record(folder)
 
 

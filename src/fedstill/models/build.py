@@ -21,7 +21,7 @@ from fedstill.data.tokens import Tokenizer
 from fedstill.errors import FedstillError
 from fedstill.models.small import SMALL
 from fedstill.models.tokenizers import HashedNgrams, HashedTokens, load_tokenizer, read_tokenizer
-from fedstill.plugins import absolute, check_options, own_class
+from fedstill.plugins import absolute, check_options, nearest, own_class
 from fedstill.settings import Settings
 
 OURS = "fedstill.json"
@@ -68,6 +68,8 @@ class ModelSpec(Settings):
 
     def check(self) -> None:
         """Refuse what could not be built, before anything is downloaded or trained."""
+        if _split(self.name)[1] is not None and _split(self.name)[0] in SMALL:
+            raise FedstillError(f"{self.name}: only transformers have layers to choose from.")
         if self.is_small:
             check_options(_small_class(self), self.options, fixed=(*GIVEN, "self"))
         elif self.options:
@@ -182,7 +184,17 @@ def _split(name: str) -> tuple[str, int | None]:
 
 def _build_transformer(spec: ModelSpec, labels: Sequence[str]) -> Model:
     name, layers = _split(spec.name)
-    return _transformer(fetch(name), spec, layers, labels)
+    return _transformer(fetch_model(name), spec, layers, labels)
+
+
+def fetch_model(name: str) -> Path:
+    """A model's folder; somebody who mistyped is told the names that there are."""
+    try:
+        return fetch(name)
+    except FedstillError as error:
+        known = ["bert-tiny", "minilm", *SMALL]
+        hint = "" if name in known else f" Among the models, {nearest(name, known)}"
+        raise FedstillError(f"{error}{hint}") from error
 
 
 def _transformer(folder: Path, spec: ModelSpec, layers: int | None, labels: Sequence[str] | None) -> Model:
@@ -250,5 +262,5 @@ def cost(spec: ModelSpec) -> float:
     from transformers import AutoConfig
 
     name, layers = _split(spec.name)
-    config = AutoConfig.from_pretrained(fetch(name), local_files_only=True, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(fetch_model(name), local_files_only=True, trust_remote_code=False)
     return float(12 * (layers or config.num_hidden_layers) * config.hidden_size**2)

@@ -144,13 +144,12 @@ class Party:
             raise FedstillError(f"{self.name} has no labelled rows to train on.")
         settings = self.spec.train
         weights = class_weights(data.labels, len(self.model.labels)) if settings.class_weights == "balanced" else None
-        return self._open("train", data, settings).run(data.labels, ce, weights, self._watch("train", settings.epochs))
+        return self._run("train", data, settings, data.labels, ce, weights)
 
     def distill(self, targets: Tensor, loss: Loss, rows: Ints | None = None) -> EpochLosses:
         """One phase towards a teacher's logits on the public samples (or those rows of them)."""
         data = self.data.public if rows is None else Examples(self.data.public.store, self.data.public.rows[rows])
-        settings = self.spec.distill
-        return self._open("distill", data, settings).run(targets, loss, watch=self._watch("distill", settings.epochs))
+        return self._run("distill", data, self.spec.distill, targets, loss)
 
     def predict(self, data: Examples | None = None) -> Tensor:
         """The logits of the public samples (or of other rows), in eval mode."""
@@ -207,6 +206,20 @@ class Party:
         rate = settings.rate if settings.rate is not None else self.model.rate
         seed = key(self.around.seed, self.round, self.name, purpose)
         return Phase(self.model.module, data, settings, rate, seed, self.around.precision, steps)
+
+    def _run(
+        self,
+        name: str,
+        data: Examples,
+        settings: PhaseSettings,
+        targets: Tensor,
+        loss: Loss,
+        weights: Tensor | None = None,
+    ) -> EpochLosses:
+        try:
+            return self._open(name, data, settings).run(targets, loss, weights, self._watch(name, settings.epochs))
+        except FedstillError as error:
+            raise FedstillError(f"{self.name}, {name} in round {self.round}: {error}") from error
 
     def _watch(self, phase: str, epochs: int) -> Callable[[int, int, float], None]:
         def watch(done: int, steps: int, loss: float) -> None:

@@ -42,6 +42,7 @@ class Run:
     bytes_down: int
     seconds: float
     test_fingerprint: str
+    notes: tuple[str, ...] = ()
 
     @property
     def overall(self) -> float | None:
@@ -186,6 +187,7 @@ def _load_run(folder: Path) -> Run:
             method=summary["method"],
             algorithm=summary["algorithm"],
             role=summary["role"],
+            notes=tuple(summary.get("notes", ())),
             seed=int(summary["seed"]),
             labels=tuple(str(label) for label in summary["labels"]),
             client_names=tuple(summary["clients"]),
@@ -368,6 +370,7 @@ def _notes_on_methods(methods: Mapping[str, Sequence[Run]]) -> list[str]:
     notes = []
     if any(run.clients for runs in methods.values() for run in runs):
         notes.append("Clients' mean: the clients' own models, each on the pooled test.")
+    notes.append("Bytes are whole messages as they crossed, greetings, headers and measurements included.")
     for method, runs in methods.items():
         if runs[0].server is None:
             notes.append(
@@ -376,6 +379,7 @@ def _notes_on_methods(methods: Mapping[str, Sequence[Run]]) -> list[str]:
             )
         if _is_upper_bound(runs[0]):
             notes.append(f"{method} is an upper bound: it sees all private data.")
+        notes += [f"{method}, seed {run.seed}: {note}" for run in runs for note in run.notes]
     return notes
 
 

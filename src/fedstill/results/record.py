@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ from fedstill.algorithms.base import Algorithm
 from fedstill.engines.plan import SERVER, Plan
 from fedstill.errors import FedstillError
 from fedstill.files import file_name, write_whole
+from fedstill.models import Model, load
 
 Metric = dict[str, Any]
 
@@ -62,6 +64,10 @@ class Record:
             raise FedstillError(f"{self.folder}: nothing was measured for {party} on {split}.")
         return float(found[split]["f1"])
 
+    def model(self, party: str = SERVER) -> Model:
+        """A party's model, ready to predict."""
+        return load(self.model_folder(party))
+
     def model_folder(self, party: str = SERVER) -> Path:
         """Where a party's model lies."""
         return self.folder / "models" / file_name(party)
@@ -96,6 +102,7 @@ def write_summary(record: Record, plan: Plan, algorithm: Algorithm, crossed: dic
             "clients": {name: _last(measured, name) for name in sorted(plan.clients)},
         },
         "best_on_validation": _best_on_validation(measured),
+        "notes": [f"{note} ({times}x)" if times > 1 else note for note, times in Counter(record.notes).items()],
         "bytes": crossed,
         "seconds": round(seconds, 2),
         "test_fingerprint": _test_fingerprint(plan),
