@@ -24,7 +24,7 @@ clients: [bow, textcnn, bow, bigru, textcnn]
 server: textcnn
 algorithm: AdaFD
 train: {epochs: 2, max_length: 32}
-rounds: 5
+rounds: 12
 workers: 2
 participation: 0.6
 memory: {host: 40MiB}
