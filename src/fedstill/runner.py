@@ -6,16 +6,16 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from safetensors.numpy import save
 
 from fedstill.config import Experiment, load_experiment
 from fedstill.engines import checkpoint
 from fedstill.engines.checkpoint import Manifest
+from fedstill.engines.engine import Tell
 from fedstill.engines.journal import Journal
 from fedstill.engines.local import LocalEngine
 from fedstill.engines.plan import Plan
@@ -23,8 +23,6 @@ from fedstill.errors import FedstillError
 from fedstill.files import write_whole
 from fedstill.prepare import changed_keys, prepare
 from fedstill.results.record import Record, write_summary
-
-Tell = Callable[[dict[str, Any]], None]
 
 
 def run(
