@@ -13,8 +13,9 @@ import numpy as np
 from fedstill.algorithms.base import Algorithm
 from fedstill.config import Experiment
 from fedstill.data import corpora, partition
-from fedstill.data.corpus import Corpus
+from fedstill.data.corpus import Corpus, Ints
 from fedstill.data.partition import Partition
+from fedstill.data.public import with_public
 from fedstill.data.tokens import Tokenizer, store_tokens
 from fedstill.engines.local import default_workers
 from fedstill.engines.plan import SERVER, Plan
@@ -23,7 +24,7 @@ from fedstill.models.build import party_tokenizer
 from fedstill.parties.party import PartySpec
 from fedstill.units import bytes_of
 
-KNOWN_NEEDS = {"public", "labelled", "label_counts", "pooled", "openai"}
+KNOWN_NEEDS = {"public", "labelled", "label_counts", "parameters", "pooled", "openai"}
 
 
 def prepare(experiment: Experiment, folder: Path) -> tuple[Experiment, Plan, Corpus]:
@@ -31,6 +32,8 @@ def prepare(experiment: Experiment, folder: Path) -> tuple[Experiment, Plan, Cor
     corpus = corpora.load(experiment.corpus, experiment.labels)
     experiment = experiment.resolved().model_copy(update={"labels": list(corpus.label_names)})
     parts = partition.split(corpus, experiment.partition, experiment.seed)
+    if experiment.public is not None:
+        corpus, parts = with_public(corpus, parts, experiment.public, experiment.seed)
     parts.check(len(corpus))
     if SERVER in parts.clients:
         raise FedstillError(
@@ -62,12 +65,14 @@ def prepare(experiment: Experiment, folder: Path) -> tuple[Experiment, Plan, Cor
         client_tests=experiment.client_tests,
         algorithm=experiment.algorithm,
         labels=corpus.label_names,
+        metrics=corpus.metrics,
         server=server,
         clients=clients,
         default_tokenizer=default,
         stores=by_party,
         partition=parts,
-        row_labels=corpus.labels,
+        row_labels=_without(parts.public, corpus.labels),
+        test_domains=_test_domains(corpus, parts),
         public_fingerprint=public_fingerprint(corpus, parts),
         experiment=experiment.model_dump(mode="json"),
         corpus_fingerprint=fingerprint,
@@ -103,6 +108,22 @@ def changed_keys(before: Any, now: Any, path: str = "") -> list[str]:
             for changed in changed_keys(before.get(key), now.get(key), f"{path}.{key}" if path else str(key))
         ]
     return [] if before == now else [path]
+
+
+def _without(public: Ints, labels: Ints) -> Ints:
+    """Public rows have no labels from here on: no method can see what it does not get."""
+    labels = labels.copy()
+    labels[public] = -1
+    return labels
+
+
+def _test_domains(corpus: Corpus, parts: Partition) -> dict[str, Ints]:
+    """Test rows by domain, where a client is not a domain; domains without test rows are left out."""
+    if corpus.domains is None or parts.clients == tuple(sorted(corpus.domain_names)):
+        return {}
+    tests = np.concatenate(list(parts.test.values()))
+    by_domain = {name: tests[corpus.domains[tests] == number] for number, name in enumerate(corpus.domain_names)}
+    return {name: rows for name, rows in by_domain.items() if len(rows)}
 
 
 def _store(tokenizer: Tokenizer, corpus: Corpus, spec: PartySpec, fingerprint: str) -> Path:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from fedstill.data.corpora import EMBEDDED, CorpusSpec, files, load
+from fedstill.data.corpora import EMBEDDED, CorpusSpec, files, load, load_public
 from fedstill.data.corpora.tweets import ENTITIES
 from fedstill.data.corpus import Corpus
 from fedstill.errors import FedstillError
@@ -87,6 +87,14 @@ def test_csv_quotes_hold_commas_line_breaks_and_quotes(tmp_path):
 def test_tsv_quotes_are_literal(tmp_path):
     path = write(tmp_path / "a.tsv", 'text\tlabel\n"one\tx\ntwo" three\ty\n')
     assert read(path).texts == ['"one', 'two" three']
+
+
+def test_rows_with_too_few_fields_are_set_aside_where_that_is_asked_for(tmp_path):
+    path = write(tmp_path / "a.tsv", "text\tlabel\none\tx\nbroken\n\ntwo\ty\n")
+    short: list[int] = []
+    rows = list(files.read(path, files.Columns(), short=short))
+    assert [(row.line, row.text) for row in rows] == [(2, "one"), (5, "two")]
+    assert short == [3]
 
 
 def test_json_lines_labels_read_as_they_are_written(tmp_path):
@@ -318,6 +326,49 @@ def test_a_path_given_as_a_name_is_answered_with_the_right_key(tmp_path):
     path = write(tmp_path / "a.csv", "text,label\na,x\n")
     with pytest.raises(FedstillError, match=r"is a file or folder; write `corpus: \{path: "):
         load(CorpusSpec(name=str(path)))
+
+
+# Public texts
+
+
+def test_public_texts_need_no_label_column(tmp_path):
+    path = write(tmp_path / "a.csv", "text,shop\none,north\n ,east\nOne,east\n")
+    corpus = load_public(CorpusSpec(path=str(path), domain="shop"))
+    assert corpus.texts == ["one", "One"]
+    assert corpus.labels.tolist() == [-1, -1]
+    assert corpus.label_names == ()
+    assert corpus.groups.tolist() == [0, 0]
+    assert domain_sizes(corpus) == {"east": 1, "north": 1}
+    assert corpus.counts == {"rows read": 3, "empty text": 1, "duplicate texts": 1}
+
+
+def test_public_texts_lose_the_labels_they_have(tmp_path):
+    labelled = write(tmp_path / "a.csv", "text,label\none,x\ntwo,\n")
+    bare = write(tmp_path / "b.csv", "text\none\ntwo\n")
+    public, same = (load_public(CorpusSpec(path=str(path))) for path in (labelled, bare))
+    assert public.fingerprint() == same.fingerprint()
+
+
+def test_a_test_file_beside_public_texts_is_not_read(tmp_path):
+    path = write(tmp_path / "a.csv", "text\none\ntwo\n")
+    corpus = load_public(CorpusSpec(path=str(path), test=str(tmp_path / "absent.csv")))
+    assert corpus.texts == ["one", "two"]
+    assert corpus.held_out is None
+
+
+def test_a_corpus_with_a_name_serves_as_public_texts():
+    corpus = load_public(CorpusSpec(name="reviews"))
+    assert len(corpus) == 33_530
+    assert set(corpus.labels.tolist()) == {-1}
+    assert corpus.label_names == ()
+
+
+def test_a_data_set_without_labels_is_read_for_its_texts(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    write(tmp_path / "some" / "set" / "train.jsonl", '{"text": "a"}\n{"text": "b"}\n')
+    rows = list(files.read_dataset(str(tmp_path / "some" / "set"), None, "train", files.Columns(label=None)))
+    assert [(row.text, row.label) for row in rows] == [("a", ""), ("b", "")]
 
 
 # Corpora with a name

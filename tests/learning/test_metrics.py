@@ -1,25 +1,41 @@
 import numpy as np
 import pytest
-from sklearn.metrics import accuracy_score, f1_score
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from fedstill.learning.metrics import resampled_f1, scores
+from fedstill.learning.metrics import METRICS, positive_f1, resampled, scores
+
+# scikit-learn's remark on a single class; what it then says is what is tested
+pytestmark = pytest.mark.filterwarnings("ignore:A single label was found")
 
 
 def by_scikit_learn(labels, predictions, classes, weights=None):
     options = {"labels": range(classes), "zero_division": 0, "sample_weight": weights}
-    return {
+    expected = {
         "f1": f1_score(labels, predictions, average="weighted", **options),
         "macro_f1": f1_score(labels, predictions, average="macro", **options),
         "accuracy": accuracy_score(labels, predictions, sample_weight=weights),
+        "matthews": matthews_corrcoef(labels, predictions, sample_weight=weights),
     }
+    if classes == 2:
+        options["labels"] = None
+        expected["positive_f1"] = f1_score(labels, predictions, average="binary", pos_label=1, **options)
+    return expected
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_scores_equal_scikit_learn_on_random_predictions(seed):
-    generator = np.random.default_rng(seed)
-    classes = int(generator.integers(2, 9))
-    labels, predictions = generator.integers(0, classes, (2, int(generator.integers(1, 300))))
-    assert scores(labels, predictions, classes) == pytest.approx(by_scikit_learn(labels, predictions, classes))
+@st.composite
+def answers(draw):
+    """Labels, predictions and the number of classes, of which some may be absent."""
+    classes = draw(st.integers(1, 6))
+    rows = draw(st.lists(st.tuples(*[st.integers(0, classes - 1)] * 2), min_size=1, max_size=60))
+    labels, predictions = np.array(rows, dtype=np.int64).T
+    return labels, predictions, classes
+
+
+@given(answers())
+def test_scores_equal_scikit_learn(answer):
+    assert scores(*answer) == pytest.approx(by_scikit_learn(*answer), abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +44,8 @@ def test_scores_equal_scikit_learn_on_random_predictions(seed):
         ([0, 0, 1, 1], [0, 1, 1, 1], 4),  # two classes nobody has and nobody predicts
         ([0, 0, 1], [2, 2, 1], 3),  # a class only predicted, and one never predicted
         ([0, 0], [1, 1], 2),  # nothing right
+        ([0, 0], [0, 0], 2),  # no positive anywhere
+        ([0, 1, 1], [1, 1, 1], 2),  # one class predicted for all: no correlation
         ([0, 0, 0], [0, 0, 0], 1),  # one class in all
         ([2], [2], 3),
     ],
@@ -38,9 +56,29 @@ def test_scores_equal_scikit_learn_where_classes_are_absent(labels, predictions,
 
 
 def test_scores_worked_by_hand():
-    # class 0: 2*1/(2+1) = 2/3; class 1: 2*1/(1+2) = 2/3
-    measured = scores(np.array([0, 0, 1]), np.array([0, 1, 1]), 2)
-    assert measured == pytest.approx({"f1": 2 / 3, "macro_f1": 2 / 3, "accuracy": 2 / 3})
+    # true, predicted: (0, 0) once, (0, 1) once, (1, 1) twice. F1 of class 0: 2*1/(2+1), of class 1: 2*2/(2+3).
+    # Matthews: (tp*tn - fp*fn) / sqrt(3 * 2 * 2 * 1) = (2*1 - 1*0) / sqrt(12).
+    expected = {
+        "f1": (2 / 3 + 4 / 5) / 2,
+        "macro_f1": (2 / 3 + 4 / 5) / 2,
+        "accuracy": 3 / 4,
+        "matthews": 2 / 12**0.5,
+        "positive_f1": 4 / 5,
+    }
+    assert scores(np.array([0, 0, 1, 1]), np.array([0, 1, 1, 1]), 2) == pytest.approx(expected)
+
+
+def test_matthews_holds_for_more_rows_than_products_of_counts_fit_integers():
+    labels = np.repeat([0, 1], 200_000)
+    predictions = np.roll(labels, 50_000)
+    # A quarter of each class is wrong: (tp*tn - fp*fn) / 200,000**2 = 0.75**2 - 0.25**2.
+    assert scores(labels, predictions, 2)["matthews"] == pytest.approx(0.5)
+
+
+def test_the_positive_class_is_for_two_classes_only():
+    assert "positive_f1" not in scores(np.array([0, 1]), np.array([0, 1]), 3)
+    with pytest.raises(ValueError, match="for two classes, not for 3"):
+        positive_f1(np.eye(3))
 
 
 @pytest.mark.parametrize(
@@ -57,19 +95,23 @@ def test_scores_refuse_what_cannot_be_scored(labels, predictions, message):
         scores(np.array(labels, dtype=np.int64), np.array(predictions, dtype=np.int64), 3)
 
 
-def test_resampled_f1_equals_scikit_learn_with_the_counts_as_sample_weights():
+@pytest.mark.parametrize("classes", [2, 4])
+def test_resampled_equals_scikit_learn_with_the_counts_as_sample_weights(classes):
     generator = np.random.default_rng(0)
-    labels, predictions = generator.integers(0, 4, (2, 60))
+    labels, predictions = generator.integers(0, classes, (2, 60))
     counts = generator.multinomial(60, np.full(60, 1 / 60), size=20)
-    counts[0, labels == 2] = 0
-    expected = [by_scikit_learn(labels, predictions, 4, weights)["f1"] for weights in counts]
-    np.testing.assert_allclose(resampled_f1(labels, predictions, 4, counts), expected, atol=1e-12)
+    counts[0, labels == 1] = 0
+    expected = [by_scikit_learn(labels, predictions, classes, weights) for weights in counts]
+    for name in expected[0]:
+        measured = resampled(METRICS[name], labels, predictions, classes, counts)
+        np.testing.assert_allclose(measured, [one[name] for one in expected], atol=1e-12)
 
 
-def test_resampled_f1_equals_the_score_of_the_repeated_rows():
-    generator = np.random.default_rng(1)
-    labels, predictions = generator.integers(0, 3, (2, 40))
-    rows = generator.integers(0, 40, 40)
-    counts = np.bincount(rows, minlength=40)[None]
-    expected = scores(labels[rows], predictions[rows], 3)["f1"]
-    assert resampled_f1(labels, predictions, 3, counts)[0] == pytest.approx(expected)
+@given(answers(), st.integers(0, 2**32 - 1))
+def test_resampled_equals_the_score_of_the_repeated_rows(answer, seed):
+    labels, predictions, classes = answer
+    rows = np.random.default_rng(seed).integers(0, len(labels), len(labels))
+    counts = np.bincount(rows, minlength=len(labels))[None]
+    for name, expected in scores(labels[rows], predictions[rows], classes).items():
+        measured = resampled(METRICS[name], labels, predictions, classes, counts)
+        assert measured == pytest.approx([expected], abs=1e-12)

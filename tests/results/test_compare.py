@@ -8,76 +8,10 @@ from safetensors.numpy import save_file
 from scipy import stats
 
 from fedstill.errors import FedstillError
-from fedstill.learning.metrics import scores
-from fedstill.results.compare import compare, load_runs, to_dict
+from fedstill.learning.metrics import METRICS
+from fedstill.results.compare import CAPTIONS, compare, load_runs, to_dict
 from fedstill.results.table import render
-
-LABELS = ["negative", "neutral", "positive"]
-CLIENTS = ["companies", "sports"]
-ROWS = 120
-
-
-def test_set(seed):
-    """Row numbers, labels and domains of the pooled test of a seed."""
-    generator = np.random.default_rng(seed)
-    return np.arange(ROWS) + 1000 * seed, generator.integers(0, 3, ROWS), np.arange(ROWS) % len(CLIENTS)
-
-
-test_set.__test__ = False
-
-
-def predict(seed, accuracy, party):
-    """A party's predictions, right with a given chance."""
-    generator = np.random.default_rng([seed, int(1000 * accuracy), len(party)])
-    labels = test_set(seed)[1]
-    return np.where(generator.random(ROWS) < accuracy, labels, (labels + 1) % 3)
-
-
-def split_scores(seed, predicted):
-    _, labels, domains = test_set(seed)
-    every = {"test": scores(labels, predicted, 3)}
-    for number, name in enumerate(CLIENTS):
-        every[f"test/{name}"] = scores(labels[domains == number], predicted[domains == number], 3)
-    return every
-
-
-ROLES = {"AdaFD": "method", "FedID": "method", "FedSND": "method", "FedDRS": "method", "Centralized": "upper bound"}
-
-
-def write_run(root, method, seed=0, accuracy=0.7, *, algorithm=None, name=None, server=True, alone=0.5, **changes):
-    """A finished run folder as the recorder writes it; returns it."""
-    algorithm = algorithm or method
-    name = name or f"tweets-{method.lower().replace(' ', '-').replace('/', '')}"
-    folder = root / name / f"seed-{seed}"
-    (folder / "predictions").mkdir(parents=True)
-    accuracies = dict.fromkeys(CLIENTS, alone) | ({"server": accuracy} if server else {})
-    every = {}
-    rows, labels, _ = test_set(seed)
-    order = np.random.default_rng(len(method)).permutation(ROWS)
-    for party, chance in accuracies.items():
-        predicted = predict(seed, chance, party)
-        every[party] = split_scores(seed, predicted)
-        tensors = {"rows": rows[order], "labels": labels[order], "predicted": predicted[order]}
-        save_file(tensors, folder / "predictions" / f"{party}.safetensors")
-    measured = {"clients": {client: every[client] for client in CLIENTS}} | (
-        {"server": every["server"]} if server else {}
-    )
-    summary = {
-        "name": name,
-        "method": method,
-        "algorithm": algorithm,
-        "role": ROLES.get(algorithm, "baseline"),
-        "seed": seed,
-        "rounds": 2,
-        "labels": LABELS,
-        "clients": CLIENTS,
-        "scores": measured,
-        "bytes": {"up": 1_500_000, "down": 500_000},
-        "seconds": 12.0 + seed,
-        "test_fingerprint": f"{seed:04x}",
-    }
-    (folder / "summary.json").write_text(json.dumps(summary | changes))
-    return folder
+from tests.results.conftest import pooled_test, write_run
 
 
 def stored(folder):
@@ -95,54 +29,6 @@ def text_of(comparison, width=200):
     return capture.get()
 
 
-@pytest.mark.parametrize("given", [["."], ["tweets-fedavg"], ["tweets-fedavg/seed-0", "tweets-fedavg/seed-1"]])
-def test_runs_are_found_at_every_level(tmp_path, given):
-    for seed in (0, 1):
-        write_run(tmp_path, "FedAvg", seed)
-    assert [run.seed for run in load_runs([tmp_path / path for path in given])] == [0, 1]
-
-
-def test_a_run_reached_by_two_paths_is_loaded_once(tmp_path):
-    folder = write_run(tmp_path, "FedAvg")
-    assert len(load_runs([tmp_path, folder, folder.parent])) == 1
-
-
-def test_unfinished_folders_are_skipped_and_noted(tmp_path):
-    write_run(tmp_path, "FedAvg")
-    unfinished = tmp_path / "tweets-fedavg" / "seed-1"
-    unfinished.mkdir()
-    runs = load_runs([tmp_path])
-    assert [run.seed for run in runs] == [0]
-    assert runs.skipped == (unfinished,)
-    assert f"Left out: {unfinished} is not finished (no summary.json)." in compare(runs).notes
-
-
-def test_no_finished_run_says_what_to_do(tmp_path):
-    (tmp_path / "x" / "seed-0").mkdir(parents=True)
-    with pytest.raises(FedstillError, match=r"looked in .*seed-0.*fedstill run --resume"):
-        load_runs([tmp_path])
-
-
-def test_an_empty_folder_is_named_in_the_error(tmp_path):
-    with pytest.raises(FedstillError, match=f"looked in {tmp_path} for"):
-        load_runs([tmp_path])
-
-
-def test_a_path_that_is_no_folder_is_refused(tmp_path):
-    with pytest.raises(FedstillError, match="is not a folder"):
-        load_runs([tmp_path / "nowhere"])
-
-
-@pytest.mark.parametrize(
-    ("content", "message"), [("{", "cannot be read"), ("[]", "cannot be read"), ('{"name": "x"}', "has no 'method'")]
-)
-def test_a_broken_summary_is_named(tmp_path, content, message):
-    folder = write_run(tmp_path, "FedAvg")
-    (folder / "summary.json").write_text(content)
-    with pytest.raises(FedstillError, match=rf"summary.json {message}"):
-        load_runs([folder])
-
-
 def test_rows_hold_means_and_sample_deviations_over_seeds(tmp_path):
     folders = [write_run(tmp_path, "FedAvg", seed) for seed in range(3)]
     row = compare(load_runs([tmp_path])).rows[0]
@@ -155,6 +41,37 @@ def test_rows_hold_means_and_sample_deviations_over_seeds(tmp_path):
     )
     assert row.clients_mean.mean == pytest.approx(np.mean(clients))
     assert (row.bytes_up, row.bytes_down, row.seconds, row.seeds) == (1_500_000, 500_000, 13.0, (0, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("metric", "caption"), [("accuracy", "Accuracy in points"), ("matthews", "Matthews correlation times 100")]
+)
+def test_scores_differences_and_tests_are_in_the_headline_metric(tmp_path, metric, caption):
+    metrics = [metric, "f1"]
+    ours = [stored(write_run(tmp_path, "AdaFD", seed, accuracy=0.9, metrics=metrics)) for seed in range(3)]
+    theirs = [stored(write_run(tmp_path, "FedAvg", seed, accuracy=0.6, metrics=metrics)) for seed in range(3)]
+    comparison = compare(load_runs([tmp_path]), resamples=1000)
+    row = row_of(comparison, "AdaFD")
+    first, second = ([run["server"]["test"][metric] for run in runs] for runs in (ours, theirs))
+    assert comparison.metric == to_dict(comparison)["metric"] == metric
+    assert row.overall.mean == pytest.approx(np.mean(first))
+    assert row.domains["sports"].mean == pytest.approx(np.mean([run["server"]["test/sports"][metric] for run in ours]))
+    assert row.difference.mean == pytest.approx(np.mean(first) - np.mean(second))
+    assert row.difference.p_seeds == pytest.approx(stats.ttest_rel(first, second).pvalue)
+    assert row.difference.bootstrap.difference == pytest.approx(row.difference.mean)
+    assert comparison.notes[0].startswith(f"{caption} after the last round")
+
+
+def test_a_correlation_below_zero_is_still_above_a_missing_score(tmp_path):
+    write_run(tmp_path, "FedAvg", metrics=["matthews"], scores={"server": {"test": {"matthews": -1.0}}})
+    write_run(tmp_path, "FedMD", metrics=["matthews"], scores={"server": {"test": {"f1": 0.5}}})
+    comparison = compare(load_runs([tmp_path]), resamples=100)
+    assert [row.method for row in comparison.rows] == ["FedMD", "FedAvg"]
+    assert row_of(comparison, "FedMD").overall is None
+
+
+def test_every_metric_has_a_caption():
+    assert set(CAPTIONS) == set(METRICS)
 
 
 def test_a_method_without_a_server_is_scored_by_its_clients(tmp_path):
@@ -215,9 +132,9 @@ def test_differences_are_paired_on_common_seeds(tmp_path):
     first = [stored(folder)["server"]["test"]["f1"] for folder in ours[1:]]
     second = [stored(folder)["server"]["test"]["f1"] for folder in theirs[:3]]
     assert difference.seeds == (1, 2, 3)
-    assert difference.f1 == pytest.approx(np.mean(first) - np.mean(second))
+    assert difference.mean == pytest.approx(np.mean(first) - np.mean(second))
     assert difference.p_seeds == pytest.approx(stats.ttest_rel(first, second).pvalue)
-    assert difference.bootstrap.difference == pytest.approx(difference.f1)
+    assert difference.bootstrap.difference == pytest.approx(difference.mean)
     assert difference.bootstrap.low > 0
     assert difference.bootstrap.p == 0.001
     assert "AdaFD against FedAvg: paired on seed 1, 2, 3 only." in comparison.notes
@@ -232,7 +149,7 @@ def test_the_bootstrap_against_local_means_over_its_clients(tmp_path):
     difference = row_of(comparison, "AdaFD").difference
     assert comparison.against == "Local"
     assert difference.p_seeds is None
-    assert difference.bootstrap.difference == pytest.approx(difference.f1)
+    assert difference.bootstrap.difference == pytest.approx(difference.mean)
     assert "no t-test over seeds, which needs 3" in comparison.notes[0]
 
 
@@ -250,7 +167,7 @@ def test_without_stored_predictions_there_is_a_difference_but_no_bootstrap(tmp_p
     (folder / "predictions" / "server.safetensors").unlink()
     comparison = compare(load_runs([tmp_path]))
     difference = row_of(comparison, "AdaFD").difference
-    assert difference.f1 > 0
+    assert difference.mean > 0
     assert difference.bootstrap is None
     assert any("no bootstrap, because" in note and "server.safetensors is missing" in note for note in comparison.notes)
 
@@ -259,7 +176,7 @@ def test_predictions_for_other_rows_or_damaged_are_not_bootstrapped(tmp_path):
     folder = write_run(tmp_path, "AdaFD")
     damaged = write_run(tmp_path, "FedID")
     write_run(tmp_path, "FedAvg", accuracy=0.6)
-    rows, labels, _ = test_set(0)
+    rows, labels, _ = pooled_test(0)
     save_file({"rows": rows + 1, "labels": labels, "predicted": labels}, folder / "predictions" / "server.safetensors")
     (damaged / "predictions" / "server.safetensors").write_bytes(b"no")
     notes = "\n".join(compare(load_runs([tmp_path])).notes)
@@ -273,6 +190,19 @@ def test_runs_of_different_corpora_are_refused(tmp_path, key, value):
     write_run(tmp_path, "FedAvg")
     with pytest.raises(FedstillError, match=f"different {key} .*compare them apart"):
         compare(load_runs([tmp_path]))
+
+
+def test_runs_with_different_headlines_are_refused(tmp_path):
+    write_run(tmp_path, "AdaFD", metrics=["accuracy", "f1"])
+    write_run(tmp_path, "FedAvg")
+    with pytest.raises(FedstillError, match=r"different headline metrics \(f1; accuracy\): .*compare them apart"):
+        compare(load_runs([tmp_path]))
+
+
+def test_runs_that_share_the_headline_may_differ_in_other_metrics(tmp_path):
+    write_run(tmp_path, "AdaFD", metrics=["f1", "accuracy"])
+    write_run(tmp_path, "FedAvg")
+    assert compare(load_runs([tmp_path]), resamples=100).metric == "f1"
 
 
 def test_two_experiments_of_one_method_stay_two_rows(tmp_path):

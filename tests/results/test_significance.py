@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedstill.learning.metrics import scores
+from fedstill.learning.metrics import METRICS, scores
 from fedstill.results import significance
 from fedstill.results.significance import paired_bootstrap, paired_over_seeds
 
@@ -115,6 +115,18 @@ def test_bootstrap_equals_a_plain_loop_over_the_same_resample_counts():
         drawn.append(scores(labels[rows], first[rows], 3)["f1"] - scores(labels[rows], second[rows], 3)["f1"])
     low, high = np.quantile(drawn, [0.025, 0.975])
     assert (result.low, result.high) == pytest.approx((low, high))
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_bootstrap_of_every_metric_equals_a_plain_loop_over_the_same_resample_counts(name):
+    labels, first, second = np.array(list(np.ndindex(2, 2, 2))).T
+    result = paired_bootstrap([labels], [[first]], [[second]], 2, resamples=100, seed=9, metric=METRICS[name])
+    counts = np.random.default_rng(9).multinomial(8, np.full(8, 1 / 8), size=100)
+    drawn = []
+    for count in counts:
+        rows = np.repeat(np.arange(8), count)
+        drawn.append(scores(labels[rows], first[rows], 2)[name] - scores(labels[rows], second[rows], 2)[name])
+    assert (result.low, result.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])), abs=1e-12)
 
 
 def test_bootstrap_is_reproducible_and_does_not_depend_on_the_chunk(monkeypatch):

@@ -26,6 +26,8 @@ class Corpus:
     """Rows with the same number are one thing said twice: they never cross a split."""
     held_out: npt.NDArray[np.bool_] | None = None
     """Rows that came from a test file of their own: they are test rows in every partition."""
+    metrics: tuple[str, ...] = ("f1",)
+    """What models are measured by on this corpus; the first is the headline."""
     counts: dict[str, int] = field(default_factory=dict)
     """What was read, dropped or noticed, by reason; shown to the user, so that nothing is silent."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from fedstill.errors import FedstillError
 from fedstill.learning.precision import choose_device, choose_precision
 from fedstill.models import Model, build
 from fedstill.parties.client import Client
-from fedstill.parties.party import Evaluation, PartyData, PartySpec, Surroundings
+from fedstill.parties.party import Evaluation, Party, PartyData, PartySpec, Surroundings
 from fedstill.parties.server import Server
 from fedstill.randomness import key
 
@@ -42,6 +43,7 @@ class Plan:
     client_tests: Literal["pooled", "own"]
     algorithm: Mapping[str, Any]
     labels: tuple[str, ...]
+    metrics: tuple[str, ...]
     server: PartySpec
     clients: Mapping[str, PartySpec]
     default_tokenizer: str
@@ -49,6 +51,8 @@ class Plan:
     """The token store of each party, made before anything runs."""
     partition: Partition
     row_labels: Ints
+    test_domains: Mapping[str, Ints]
+    """Test rows by domain, where clients are not domains: the server is measured on each."""
     public_fingerprint: str
     experiment: Mapping[str, Any]
     """As it stands in the run folder, to recognise a changed one."""
@@ -87,6 +91,7 @@ class Plan:
         spec = self.server
         store = TokenStore.read(self.stores[SERVER])
         tests, splits = _join({f"test/{client}": rows for client, rows in self.partition.test.items()})
+        splits |= {f"test/{name}": np.flatnonzero(np.isin(tests, own)) for name, own in self.test_domains.items()}
         splits["test"] = np.arange(len(tests))
         rows = [tests]
         for name, parts in (("validation", self.partition.validation), ("global_test", self.partition.global_test)):
@@ -108,7 +113,24 @@ class Plan:
             evaluation=Evaluation(self._labelled(store, np.concatenate(rows)), splits),
             labelled=self._labelled(store, self.partition.labelled),
         )
-        return Server(SERVER, spec, data, self._around(tell), make_model, pooled=self._labelled(store, private))
+        around = self._around(tell)
+        pooled = self._labelled(store, private)
+        return Server(SERVER, spec, data, around, make_model, pooled=pooled, lend=partial(self._lend, around))
+
+    def _lend(self, around: Surroundings, architecture: str) -> Party:
+        """The server with a model of that architecture instead of its own, reading with that model's tokenizer."""
+        different = {(str(spec.model), self.stores[name]): name for name, spec in self.clients.items()}
+        for name in (SERVER, *different.values()):
+            spec = self.server if name == SERVER else self.clients[name]
+            guest = f"{SERVER} as {spec.model}"
+            model = self._model(guest, spec)
+            if model.architecture == architecture:
+                store = self._store(name, model)
+                labelled = self._labelled(store, self.partition.labelled)
+                data = PartyData(Examples(store, self.partition.public), labelled=labelled)
+                own = PartySpec(spec.model, spec.train, self.server.distill)
+                return Party(guest, own, data, around, partial(_same, model))
+        raise FedstillError(f"no party of this experiment has a model of architecture {architecture}.")
 
     def _around(self, tell: Callable[[dict[str, Any]], None]) -> Surroundings:
         device = choose_device(self.device)
@@ -130,6 +152,10 @@ class Plan:
 
     def _labelled(self, store: TokenStore, rows: Ints) -> Examples:
         return Examples(store, rows, torch.from_numpy(self.row_labels[rows]))
+
+
+def _same(model: Model) -> Model:
+    return model
 
 
 def _join(parts: Mapping[str, Ints]) -> tuple[Ints, dict[str, Ints]]:

@@ -1,39 +1,92 @@
-"""Weighted F1, macro F1 and accuracy, from counts alone."""
+"""Task metrics, one function each, from confusion matrices alone; so that a bootstrap scores all resamples at once."""
+
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Confusion = NDArray[np.number]
+"""[..., C, C] counts: a true class a row, a predicted class a column."""
+
+Metric = Callable[[Confusion], Floats]
 
 
-def scores(labels: Integers, predictions: Integers, classes: int) -> dict[str, float]:
-    """Fractions `f1` (weighted), `macro_f1` and `accuracy`, equal to scikit-learn's over `range(classes)`."""
-    _check(labels, predictions, classes)
-    confusion = np.bincount(labels * classes + predictions, minlength=classes * classes).reshape(classes, classes)
-    hits, true, predicted = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
-    f1 = _f1(hits, true, predicted)
-    return {
-        "f1": float(f1 @ true / len(labels)),
-        "macro_f1": float(f1.mean()),
-        "accuracy": float(hits.sum() / len(labels)),
-    }
-
-
-def resampled_f1(labels: Integers, predictions: Integers, classes: int, counts: NDArray[np.number]) -> Floats:
-    """Weighted F1 of every resample; `counts[r, i]` says how often row i was drawn in resample r."""
-    _check(labels, predictions, classes)
-    every = np.arange(classes)
-    is_true, is_predicted = labels[:, None] == every, predictions[:, None] == every
-    indicators = np.hstack([is_true & is_predicted, is_true, is_predicted]).astype(np.float64)
-    hits, true, predicted = np.split(np.asarray(counts, dtype=np.float64) @ indicators, 3, axis=1)
-    weighted: Floats = (_f1(hits, true, predicted) * true).sum(axis=1) / true.sum(axis=1)
+def weighted_f1(confusion: Confusion) -> Floats:
+    """F1 of every class, weighted by how often it is true; 0 for a class without rows and predictions."""
+    true = confusion.sum(-1)
+    weighted: Floats = (_f1_by_class(confusion) * true).sum(-1) / true.sum(-1)
     return weighted
 
 
-def _f1(hits: NDArray[np.number], true: NDArray[np.number], predicted: NDArray[np.number]) -> Floats:
-    # hits is zero wherever the sum is, so dividing by one there is scikit-learn's zero_division=0
-    f1: Floats = 2.0 * hits / np.maximum(true + predicted, 1)
+def macro_f1(confusion: Confusion) -> Floats:
+    """The plain mean of the classes' F1, of those nobody has and nobody predicts too."""
+    mean: Floats = _f1_by_class(confusion).mean(-1)
+    return mean
+
+
+def accuracy(confusion: Confusion) -> Floats:
+    """The share of rows that are predicted right."""
+    share: Floats = _hits(confusion).sum(-1) / confusion.sum((-2, -1))
+    return share
+
+
+def matthews(confusion: Confusion) -> Floats:
+    """Matthews correlation over any number of classes; 0 where all rows, or all predictions, are of one class."""
+    # As floats: from 55,000 rows on, a product of four counts is beyond the integers.
+    true, predicted = confusion.sum(-1, dtype=np.float64), confusion.sum(-2, dtype=np.float64)
+    rows = true.sum(-1)
+    together = _hits(confusion).sum(-1) * rows - (true * predicted).sum(-1)
+    apart = (rows**2 - (true**2).sum(-1)) * (rows**2 - (predicted**2).sum(-1))
+    correlation: Floats = np.where(apart > 0, together / np.sqrt(np.where(apart > 0, apart, 1.0)), 0.0)
+    return correlation
+
+
+def positive_f1(confusion: Confusion) -> Floats:
+    """F1 of class 1 of two, which is GLUE's F1; 0 where nobody has it and nobody predicts it."""
+    if confusion.shape[-1] != 2:
+        raise ValueError(f"F1 of the positive class is for two classes, not for {confusion.shape[-1]}")
+    return _f1_by_class(confusion)[..., 1]
+
+
+METRICS: dict[str, Metric] = {
+    "f1": weighted_f1,
+    "macro_f1": macro_f1,
+    "accuracy": accuracy,
+    "matthews": matthews,
+    "positive_f1": positive_f1,
+}
+
+
+def scores(labels: Integers, predictions: Integers, classes: int) -> dict[str, float]:
+    """Every metric by name, equal to scikit-learn's over `range(classes)`; `positive_f1` for two classes only."""
+    _check(labels, predictions, classes)
+    counts = np.bincount(labels * classes + predictions, minlength=classes * classes)
+    confusion = counts.reshape(classes, classes)
+    return {name: float(metric(confusion)) for name, metric in METRICS.items() if name != "positive_f1" or classes == 2}
+
+
+def resampled(
+    metric: Metric, labels: Integers, predictions: Integers, classes: int, counts: NDArray[np.number]
+) -> Floats:
+    """The metric of every resample; `counts[r, i]` says how often row i was drawn in resample r."""
+    _check(labels, predictions, classes)
+    cells = labels * classes + predictions
+    # Sparse, because a row counts in one of the C * C cells.
+    indicators = csr_array((np.ones(len(cells)), cells, np.arange(len(cells) + 1)), (len(cells), classes * classes))
+    confusions: Floats = np.asarray(counts, dtype=np.float64) @ indicators
+    return metric(confusions.reshape(-1, classes, classes))
+
+
+def _hits(confusion: Confusion) -> Confusion:
+    return np.diagonal(confusion, axis1=-2, axis2=-1)
+
+
+def _f1_by_class(confusion: Confusion) -> Floats:
+    # The hits are zero wherever the sum is, so dividing by one there is scikit-learn's zero_division=0.
+    f1: Floats = 2.0 * _hits(confusion) / np.maximum(confusion.sum(-1) + confusion.sum(-2), 1)
     return f1
 
 

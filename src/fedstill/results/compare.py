@@ -1,75 +1,31 @@
 """Finished runs side by side: one row a method, with what the differences are worth."""
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
+from math import inf
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 from fedstill.errors import FedstillError
-from fedstill.files import file_name
-from fedstill.learning.metrics import Integers
+from fedstill.learning.metrics import METRICS
+from fedstill.results.runs import Run, Runs, Unpaired, complete, load_runs, predictions
 from fedstill.results.significance import FEWEST_SEEDS, RESAMPLES, Bootstrap, paired_bootstrap, paired_over_seeds
 
-POOLED = "test"
-DEEPEST = 3
+__all__ = ["CAPTIONS", "Comparison", "Difference", "Row", "Spread", "compare", "load_runs", "to_dict"]
 
-Scores = Mapping[str, Mapping[str, float]]
-
-
-@dataclass(frozen=True)
-class Run:
-    """One finished run folder; `server` is None for a method that has no server model."""
-
-    folder: Path
-    name: str
-    method: str
-    algorithm: str
-    role: str
-    seed: int
-    labels: tuple[str, ...]
-    client_names: tuple[str, ...]
-    server: Scores | None
-    clients: Mapping[str, Scores]
-    bytes_up: int
-    bytes_down: int
-    seconds: float
-    test_fingerprint: str
-    notes: tuple[str, ...] = ()
-
-    @property
-    def overall(self) -> float | None:
-        """Weighted F1 on the pooled test: the server's, or the mean over clients where there is no server model."""
-        return _f1(self.server, POOLED) if self.server is not None else self.clients_mean
-
-    @property
-    def clients_mean(self) -> float | None:
-        """Mean over clients of their weighted F1 on the pooled test."""
-        return _mean(_f1(scores, POOLED) for scores in self.clients.values())
-
-    def domain(self, name: str) -> float | None:
-        """Weighted F1 on one domain's test: the server's, or that of the domain's own client."""
-        return _f1(self.server if self.server is not None else self.clients.get(name), f"{POOLED}/{name}")
-
-    def domains(self) -> set[str]:
-        """Domains that any of the run's models was tested on."""
-        tested = [*([self.server] if self.server is not None else []), *self.clients.values()]
-        return {split.partition("/")[2] for scores in tested for split in scores if split.startswith(f"{POOLED}/")}
-
-
-class Runs(list[Run]):
-    """Finished runs, and the folders that were left out because theirs is not finished."""
-
-    def __init__(self, runs: Iterable[Run] = (), skipped: Iterable[Path] = ()) -> None:
-        super().__init__(runs)
-        self.skipped = tuple(skipped)
+CAPTIONS = {
+    "f1": "Weighted F1 in points",
+    "macro_f1": "Macro F1 in points",
+    "accuracy": "Accuracy in points",
+    "matthews": "Matthews correlation times 100",
+    "positive_f1": "F1 of the positive class in points",
+}
+"""What the numbers of a table are, by metric."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +40,7 @@ class Spread:
 class Difference:
     """A method minus the one it is held against, over the seeds that can be paired."""
 
-    f1: float
+    mean: float
     seeds: tuple[int, ...]
     p_seeds: float | None
     bootstrap: Bootstrap | None = None
@@ -93,7 +49,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Row:
-    """A method over its seeds; every F1 is a fraction."""
+    """A method over its seeds; every score is a fraction."""
 
     method: str
     algorithm: str
@@ -110,31 +66,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The table's rows, the method they are held against, and what a reader must know."""
+    """The table's rows, the metric they are in, the method they are held against, and what a reader must know."""
 
+    metric: str
     domains: tuple[str, ...]
     rows: tuple[Row, ...]
     against: str | None
     notes: tuple[str, ...]
-
-
-def load_runs(paths: Sequence[Path]) -> Runs:
-    """Every finished run at or below the paths, each once; unfinished folders are listed in `.skipped`."""
-    finished: dict[Path, Path] = {}
-    skipped: dict[Path, Path] = {}
-    for path in paths:
-        if not path.is_dir():
-            raise FedstillError(f"{path} is not a folder: give run folders, such as runs/<name> or runs/<name>/seed-0")
-        for folder in _run_folders(path) or [path]:
-            kind = finished if (folder / "summary.json").is_file() else skipped
-            kind.setdefault(folder.resolve(), folder)
-    if not finished:
-        looked = ", ".join(str(folder) for folder in skipped.values()) or "no folder"
-        raise FedstillError(
-            f"no finished run: looked in {looked} for summary.json, which is written when a run ends. "
-            "Finish one with `fedstill run --resume DIR`, or start one with `fedstill run EXPERIMENT.yaml`."
-        )
-    return Runs((_load_run(folder) for folder in finished.values()), skipped.values())
 
 
 def compare(runs: Sequence[Run], against: str | None = None, resamples: int = RESAMPLES) -> Comparison:
@@ -151,58 +89,22 @@ def compare(runs: Sequence[Run], against: str | None = None, resamples: int = RE
                 difference, remarks = _difference(group, methods[reference], resamples)
                 rows[method] = replace(rows[method], difference=difference)
                 notes += [f"{method} against {reference}: {remark}" for remark in remarks]
-    notes.insert(0, _note_on_tests(rows.values(), reference, against is None, resamples))
+    notes.insert(0, _note_on_tests(CAPTIONS[runs[0].metric], rows.values(), reference, against is None, resamples))
     if isinstance(runs, Runs):
         notes += [f"Left out: {folder} is not finished (no summary.json)." for folder in runs.skipped]
     ordered = sorted(rows.values(), key=lambda row: (_is_upper_bound(row), _mean_or_lowest(row)))
-    return Comparison(domains, tuple(ordered), reference, tuple(notes))
+    return Comparison(runs[0].metric, domains, tuple(ordered), reference, tuple(notes))
 
 
 def to_dict(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as JSON takes it; every F1 and difference is a fraction."""
+    """The comparison as JSON takes it; every score and difference is a fraction."""
     return {
+        "metric": comparison.metric,
         "against": comparison.against,
         "domains": list(comparison.domains),
         "rows": [_row_to_dict(row) for row in comparison.rows],
         "notes": list(comparison.notes),
     }
-
-
-def _run_folders(path: Path, depth: int = 0) -> list[Path]:
-    if (path / "summary.json").is_file() or path.name.startswith("seed-"):
-        return [path]
-    if depth == DEEPEST:
-        return []
-    inside = sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
-    return [folder for child in inside for folder in _run_folders(child, depth + 1)]
-
-
-def _load_run(folder: Path) -> Run:
-    path = folder / "summary.json"
-    try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-        return Run(
-            folder=folder,
-            name=summary["name"],
-            method=summary["method"],
-            algorithm=summary["algorithm"],
-            role=summary["role"],
-            notes=tuple(summary.get("notes", ())),
-            seed=int(summary["seed"]),
-            labels=tuple(str(label) for label in summary["labels"]),
-            client_names=tuple(summary["clients"]),
-            server=summary["scores"].get("server") or None,
-            clients=summary["scores"].get("clients") or {},
-            bytes_up=int(summary["bytes"]["up"]),
-            bytes_down=int(summary["bytes"]["down"]),
-            seconds=float(summary["seconds"]),
-            test_fingerprint=summary["test_fingerprint"],
-        )
-    except KeyError as error:
-        problem = f"has no {error}"
-    except (ValueError, TypeError, AttributeError) as error:
-        problem = f"cannot be read ({error})"
-    raise FedstillError(f"{path} {problem}: leave this folder out, or run it again with --force")
 
 
 def _check_comparable(runs: Sequence[Run]) -> None:
@@ -213,6 +115,7 @@ def _check_comparable(runs: Sequence[Run]) -> None:
         for what, ours, theirs in (
             ("labels", run.labels, first.labels),
             ("clients", sorted(run.client_names), sorted(first.client_names)),
+            ("headline metrics", [run.metric], [first.metric]),
         ):
             if ours != theirs:
                 raise FedstillError(
@@ -291,31 +194,26 @@ def _difference(ours: Sequence[Run], theirs: Sequence[Run], resamples: int) -> t
         return None, remarks
     if len(pairs) < max(len(ours), len(theirs)):
         remarks.append(f"paired on seed {', '.join(str(run.seed) for run, _ in pairs)} only.")
-    first, second = [run.overall for run, _ in pairs], [twin.overall for _, twin in pairs]
-    first_f1, second_f1 = [f1 for f1 in first if f1 is not None], [f1 for f1 in second if f1 is not None]
-    if len(first_f1) < len(pairs) or len(second_f1) < len(pairs):
+    first, second = complete(run.overall for run, _ in pairs), complete(twin.overall for _, twin in pairs)
+    if not first or not second:
         return None, [*remarks, "a run has no score on the pooled test, so no difference."]
     difference = Difference(
-        f1=fmean(first_f1) - fmean(second_f1),
+        mean=fmean(first) - fmean(second),
         seeds=tuple(run.seed for run, _ in pairs),
-        p_seeds=paired_over_seeds(first_f1, second_f1),
+        p_seeds=paired_over_seeds(first, second),
     )
     try:
         bootstrap, test_rows = _bootstrap(pairs, resamples)
-    except _Unpaired as problem:
+    except Unpaired as problem:
         return difference, [*remarks, f"no bootstrap, because {problem}."]
     return replace(difference, bootstrap=bootstrap, test_rows=test_rows), remarks
 
 
-class _Unpaired(Exception):
-    """Stored predictions that cannot be compared row by row, and why."""
-
-
 def _bootstrap(pairs: Sequence[tuple[Run, Run]], resamples: int) -> tuple[Bootstrap, tuple[int, ...]]:
-    first, second = ([_predictions(pair[side]) for pair in pairs] for side in (0, 1))
+    first, second = ([predictions(pair[side]) for pair in pairs] for side in (0, 1))
     for (run, twin), (ours, _), (theirs, _) in zip(pairs, first, second, strict=True):
         if not np.array_equal(ours, theirs):
-            raise _Unpaired(f"{run.folder} and {twin.folder} hold predictions for different rows")
+            raise Unpaired(f"{run.folder} and {twin.folder} hold predictions for different rows")
     tests = [truth for truth, _ in first]
     bootstrap = paired_bootstrap(
         [truth[1] for truth in tests],
@@ -323,34 +221,14 @@ def _bootstrap(pairs: Sequence[tuple[Run, Run]], resamples: int) -> tuple[Bootst
         [predicted for _, predicted in second],
         classes=len(pairs[0][0].labels),
         resamples=resamples,
+        metric=METRICS[pairs[0][0].metric],
         same_rows=all(np.array_equal(tests[0], truth) for truth in tests),
     )
     return bootstrap, tuple(truth.shape[1] for truth in tests)
 
 
-def _predictions(run: Run) -> tuple[Integers, list[Integers]]:
-    """Row numbers over labels, and what each model that makes up the run's global score predicted for those rows."""
-    parties = ["server"] if run.server is not None else sorted(run.clients)
-    truths, predicted = [], []
-    for party in parties:
-        path = run.folder / "predictions" / f"{file_name(party)}.safetensors"
-        if not path.is_file():
-            raise _Unpaired(f"{path} is missing")
-        try:
-            stored = load_file(path)
-            rows, labels, answers = stored["rows"], stored["labels"], stored["predicted"]
-        except (SafetensorError, KeyError) as error:
-            raise _Unpaired(f"{path} cannot be read ({error})") from error
-        order = np.argsort(rows, kind="stable")
-        truths.append(np.stack([rows, labels])[:, order])
-        predicted.append(answers[order])
-    if not all(np.array_equal(truths[0], truth) for truth in truths):
-        raise _Unpaired(f"the clients of {run.folder} predicted different rows")
-    return truths[0], predicted
-
-
-def _note_on_tests(rows: Iterable[Row], reference: str | None, is_best: bool, resamples: int) -> str:
-    scores = "Weighted F1 in points after the last round, mean ± sample standard deviation over seeds"
+def _note_on_tests(caption: str, rows: Iterable[Row], reference: str | None, is_best: bool, resamples: int) -> str:
+    scores = f"{caption} after the last round, mean ± sample standard deviation over seeds"
     if reference is None:
         return f"{scores}. No baseline among these runs, so no differences."
     differences = [row.difference for row in rows if row.difference is not None]
@@ -392,26 +270,13 @@ def _row_to_dict(row: Row) -> dict[str, Any]:
     return entry
 
 
-def _f1(scores: Scores | None, split: str) -> float | None:
-    return scores[split]["f1"] if scores is not None and split in scores else None
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    spread = _spread(values)
-    return None if spread is None else spread.mean
-
-
 def _spread(values: Iterable[float | None]) -> Spread | None:
-    """None unless every value is there: a mean over some of the seeds would pass for one over all."""
-    every = list(values)
-    known = [value for value in every if value is not None]
-    if not known or len(known) < len(every):
-        return None
-    return Spread(fmean(known), stdev(known) if len(known) > 1 else None)
+    known = complete(values)
+    return Spread(fmean(known), stdev(known) if len(known) > 1 else None) if known else None
 
 
 def _mean_or_lowest(row: Row) -> float:
-    return -1.0 if row.overall is None else row.overall.mean
+    return -inf if row.overall is None else row.overall.mean
 
 
 def _is_upper_bound(entry: Row | Run) -> bool:

@@ -15,6 +15,7 @@ from fedstill.algorithms.base import Algorithm
 from fedstill.engines.plan import SERVER, Plan
 from fedstill.errors import FedstillError
 from fedstill.files import file_name, write_whole
+from fedstill.learning.metrics import METRICS
 from fedstill.models import Model, load
 
 Metric = dict[str, Any]
@@ -58,11 +59,17 @@ class Record:
 
     def f1(self, party: str = SERVER, split: str = "test") -> float:
         """Weighted F1 of a party after the last round."""
+        return self.score("f1", party, split)
+
+    def score(self, metric: str, party: str = SERVER, split: str = "test") -> float:
+        """Any metric of a party after the last round, by its name in METRICS."""
         scores = self.summary["scores"]
         found = scores.get(SERVER) if party == SERVER else scores["clients"].get(party)
         if not found or split not in found:
             raise FedstillError(f"{self.folder}: nothing was measured for {party} on {split}.")
-        return float(found[split]["f1"])
+        if metric not in found[split]:
+            raise FedstillError(f"{self.folder}: {metric} was not measured; there are {', '.join(found[split])}.")
+        return float(found[split][metric])
 
     def model(self, party: str = SERVER) -> Model:
         """A party's model, ready to predict."""
@@ -95,13 +102,14 @@ def write_summary(record: Record, plan: Plan, algorithm: Algorithm, crossed: dic
         "seed": plan.seed,
         "rounds": plan.rounds,
         "labels": list(plan.labels),
+        "metrics": list(plan.metrics),
         "clients": sorted(plan.clients),
         "models": {name: str(spec.model) for name, spec in {SERVER: plan.server, **plan.clients}.items()},
         "scores": {
             **({SERVER: _last(measured, SERVER)} if algorithm.has_server_model else {}),
             "clients": {name: _last(measured, name) for name in sorted(plan.clients)},
         },
-        "best_on_validation": _best_on_validation(measured),
+        "best_on_validation": _best_on_validation(measured, plan.metrics[0]),
         "notes": [f"{note} ({times}x)" if times > 1 else note for note, times in Counter(record.notes).items()],
         "bytes": crossed,
         "seconds": round(seconds, 2),
@@ -118,23 +126,24 @@ def _last(measured: list[Metric], party: str) -> dict[str, dict[str, float]]:
         moment = (line["round"], line["stage"] == "distilled")
         if line["party"] == party and moment >= when.get(line["split"], (-1, False)):
             when[line["split"]] = moment
-            scores[line["split"]] = {name: line[name] for name in ("f1", "macro_f1", "accuracy")}
+            scores[line["split"]] = {name: line[name] for name in METRICS if name in line}
     return scores
 
 
-def _best_on_validation(measured: list[Metric]) -> dict[str, Any] | None:
+def _best_on_validation(measured: list[Metric], metric: str) -> dict[str, Any] | None:
     """The round that validation would have chosen: simulation only, where the server can see the clients' rows."""
-    rounds = {
-        line["round"]: line["f1"] for line in measured if line["party"] == SERVER and line["split"] == "validation"
-    }
-    if not rounds:
+    validation, test = (
+        {line["round"]: line[metric] for line in measured if line["party"] == SERVER and line["split"] == split}
+        for split in ("validation", "test")
+    )
+    if not validation:
         return None
-    best = max(rounds, key=lambda number: (rounds[number], -number))
-    test = [line for line in measured if line["party"] == SERVER and line["split"] == "test" and line["round"] == best]
+    best = max(validation, key=lambda number: (validation[number], -number))
     return {
         "round": best,
-        "validation_f1": rounds[best],
-        "test_f1": test[0]["f1"] if test else None,
+        "metric": metric,
+        "validation": validation[best],
+        "test": test.get(best),
         "note": "simulation only",
     }
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from fedstill.learning.metrics import Floats, Integers, resampled_f1
+from fedstill.learning.metrics import Floats, Integers, Metric, resampled, weighted_f1
 
 FEWEST_SEEDS = 3
 RESAMPLES = 10_000
@@ -15,7 +15,7 @@ COUNTS_AT_ONCE = 4_000_000
 
 
 class Bootstrap(NamedTuple):
-    """A difference in weighted F1, its 95% percentile interval, and a two-sided p."""
+    """A difference between scores, its 95% percentile interval, and a two-sided p."""
 
     difference: float
     low: float
@@ -24,7 +24,7 @@ class Bootstrap(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Test rows that are drawn together: the statistic adds `weights[k]` times the F1 of `predictions[k]`."""
+    """Test rows that are drawn together: the statistic adds `weights[k]` times the score of `predictions[k]`."""
 
     labels: Integers
     predictions: Integers
@@ -54,8 +54,9 @@ def paired_bootstrap(
     seed: int = 0,
     *,
     same_rows: bool = False,
+    metric: Metric = weighted_f1,
 ) -> Bootstrap:
-    """Mean over seeds of first's weighted F1 minus second's, with both scored on the same resampled test rows.
+    """Mean over seeds of first's score minus second's, with both scored on the same resampled test rows.
 
     A seed has several prediction vectors where its score is the mean over them. With `same_rows`, every seed was
     tested on the same rows in the same order, and one draw serves them all.
@@ -65,9 +66,9 @@ def paired_bootstrap(
         blocks = [_merge(blocks)]
     generator = np.random.default_rng(seed)
     # Rounded, because a tie that is off by the last bit would count as a win in every resample.
-    observed = round(sum(_observed(block, classes) for block in blocks), 12)
-    drawn = sum((_resample(block, classes, resamples, generator) for block in blocks), start=np.zeros(resamples))
-    drawn = np.round(drawn, 12)
+    observed = round(sum(_observed(block, classes, metric) for block in blocks), 12)
+    each = (_resample(block, classes, metric, resamples, generator) for block in blocks)
+    drawn = np.round(sum(each, start=np.zeros(resamples)), 12)
     low, high = np.quantile(drawn, [0.025, 0.975])
     p = 2 * min(np.mean(drawn <= 0), np.mean(drawn >= 0))
     return Bootstrap(observed, float(low), float(high), float(np.clip(p, 1 / resamples, 1.0)))
@@ -96,24 +97,24 @@ def _merge(blocks: Sequence[_Block]) -> _Block:
     return _Block(labels[0], np.concatenate(predictions), np.concatenate(weights))
 
 
-def _observed(block: _Block, classes: int) -> float:
+def _observed(block: _Block, classes: int, metric: Metric) -> float:
     once = np.ones((1, len(block.labels)))
     return sum(
-        float(weight) * float(resampled_f1(block.labels, predictions, classes, once)[0])
+        float(weight) * float(resampled(metric, block.labels, predictions, classes, once)[0])
         for weight, predictions in zip(block.weights, block.predictions, strict=True)
     )
 
 
-def _resample(block: _Block, classes: int, resamples: int, generator: np.random.Generator) -> Floats:
+def _resample(block: _Block, classes: int, metric: Metric, resamples: int, generator: np.random.Generator) -> Floats:
     # Rows with one label and the same predictions are interchangeable: counting the kinds drawn instead of the rows
     # gives the same distribution from tens of counts a resample, not thousands.
     kinds, times = np.unique(np.vstack([block.labels, block.predictions]), axis=1, return_counts=True)
     rows = len(block.labels)
-    chunk = max(1, COUNTS_AT_ONCE // len(times))
+    chunk = max(1, COUNTS_AT_ONCE // max(len(times), classes**2))
     drawn = np.zeros(resamples)
     for start in range(0, resamples, chunk):
         part = drawn[start : start + chunk]
         counts = generator.multinomial(rows, times / rows, size=len(part)).astype(np.float64)
         for weight, predictions in zip(block.weights, kinds[1:], strict=True):
-            part += weight * resampled_f1(kinds[0], predictions, classes, counts)
+            part += weight * resampled(metric, kinds[0], predictions, classes, counts)
     return drawn

@@ -16,7 +16,7 @@ Column = tuple[str, Callable[[Row], str]]
 
 
 def render(comparison: Comparison, width: int | None = None) -> Table:
-    """A rich table in points of F1, with the notes as its caption; split in two where the terminal is narrow."""
+    """A rich table in points, with the notes as its caption; split in two where the terminal is narrow."""
     width = width or get_console().width
     table = _table(comparison, [*_score_columns(comparison, " "), *_worth_columns(comparison)])
     for between in (" ", "\n"):
@@ -83,7 +83,7 @@ def _worth(difference: Difference | None) -> str:
     if difference is None:
         return MISSING
     p_rows = None if difference.bootstrap is None else difference.bootstrap.p
-    return f"{100 * difference.f1:+.1f} ({_p(difference.p_seeds)}; {_p(p_rows)})"
+    return f"{100 * difference.mean:+.1f} ({_p(difference.p_seeds)}; {_p(p_rows)})"
 
 
 def _p(value: float | None) -> str:

@@ -51,16 +51,25 @@ def fault(file: str | Path, line: int, what: str) -> FedstillError:
     return FedstillError(f"{file}, row {line}: {what}")
 
 
-def read(path: Path, columns: Columns, encoding: str = "utf-8", header: Sequence[str] | None = None) -> Iterator[Row]:
-    """The rows of a file, or of a folder of files where a file is a domain named by its stem."""
+def read(
+    path: Path,
+    columns: Columns,
+    encoding: str = "utf-8",
+    header: Sequence[str] | None = None,
+    short: list[int] | None = None,
+) -> Iterator[Row]:
+    """The rows of a file, or of a folder of files where a file is a domain named by its stem.
+
+    A list given as `short` takes the numbers of rows with too few fields, which are an error otherwise.
+    """
     if not path.is_dir():
-        yield from _read_file(path, columns, encoding, header)
+        yield from _read_file(path, columns, encoding, header, short)
         return
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
     if not files:
         raise FedstillError(f"{path} is a folder without data; put {_or(SUFFIXES)} files into it, one a domain.")
     for file in files:
-        for row in _read_file(file, columns, encoding, header):
+        for row in _read_file(file, columns, encoding, header, short):
             yield row if columns.domain else row._replace(domain=file.stem)
 
 
@@ -71,7 +80,7 @@ def read_dataset(name: str, config: str | None, split: str, columns: Columns) ->
     except ImportError as error:
         raise FedstillError(
             f"{name} is taken for a Hugging Face data set, and reading one needs the `datasets` package: "
-            'run `pip install "fedstill[datasets]"`, or give a file with `path:`.'
+            'run `pip install "fedstill[datasets]"`, or give a file or folder with `path:`.'
         ) from error
     switch = offline()
     if switch:
@@ -83,7 +92,7 @@ def read_dataset(name: str, config: str | None, split: str, columns: Columns) ->
         reason = str(error).strip().partition("\n")[0].rstrip(".") + (f"; {switch} is set" if switch else "")
         raise FedstillError(
             f"The data set {name} (split {split}) could not be loaded: {reason}. Check its name, `config:`, `split:` "
-            "and the connection, or give a file with `path:`."
+            "and the connection, or give a file or folder with `path:`."
         ) from error
     source = f"{name}[{split}]"
     _check_columns(source, 0, data.column_names, columns)
@@ -96,7 +105,9 @@ def read_dataset(name: str, config: str | None, split: str, columns: Columns) ->
         yield _row(source, line, record, columns)
 
 
-def _read_file(path: Path, columns: Columns, encoding: str, header: Sequence[str] | None) -> Iterator[Row]:
+def _read_file(
+    path: Path, columns: Columns, encoding: str, header: Sequence[str] | None, short: list[int] | None
+) -> Iterator[Row]:
     suffix = path.suffix.lower()
     if not path.exists():
         raise FedstillError(f"{path} does not exist; check `path:` (it is relative to {Path.cwd()}).")
@@ -110,7 +121,7 @@ def _read_file(path: Path, columns: Columns, encoding: str, header: Sequence[str
     if suffix == ".parquet":
         records = _parquet(path, columns)
     elif suffix in (".csv", ".tsv"):
-        records = _delimited(path, columns, encoding, header)
+        records = _delimited(path, columns, encoding, header, short)
     else:
         records = _json_lines(path, columns, encoding)
     line = 0
@@ -135,7 +146,7 @@ def _decoded(path: Path, encoding: str) -> str:
 
 
 def _delimited(
-    path: Path, columns: Columns, encoding: str, header: Sequence[str] | None
+    path: Path, columns: Columns, encoding: str, header: Sequence[str] | None, short: list[int] | None
 ) -> Iterator[tuple[int, Mapping[str, object]]]:
     csv.field_size_limit(2**31 - 1)
     # strict, because a lenient reader lets an unclosed quote swallow the rest of the file without a word.
@@ -160,6 +171,8 @@ def _delimited(
         if names is None:
             names = fields
             _check_columns(path, line, names, columns)
+        elif short is not None and 0 < len(fields) < len(names):
+            short.append(line)
         elif fields:
             _check_fields(path, line, fields, names, header)
             yield line, dict(zip(names, fields, strict=True))

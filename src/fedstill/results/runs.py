@@ -1,0 +1,173 @@
+"""Finished runs, as they are read back from their folders."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from fedstill.errors import FedstillError
+from fedstill.files import file_name
+from fedstill.learning.metrics import METRICS, Integers
+
+POOLED = "test"
+DEEPEST = 3
+
+Scores = Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run folder; `server` is None for a method that has no server model."""
+
+    folder: Path
+    name: str
+    method: str
+    algorithm: str
+    role: str
+    seed: int
+    labels: tuple[str, ...]
+    client_names: tuple[str, ...]
+    server: Scores | None
+    clients: Mapping[str, Scores]
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    test_fingerprint: str
+    metrics: tuple[str, ...] = ("f1",)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def metric(self) -> str:
+        """The headline metric, which every score below is in."""
+        return self.metrics[0]
+
+    @property
+    def overall(self) -> float | None:
+        """The score on the pooled test: the server's, or the mean over clients where there is no server model."""
+        return self._score(self.server, POOLED) if self.server is not None else self.clients_mean
+
+    @property
+    def clients_mean(self) -> float | None:
+        """Mean over clients of their scores on the pooled test."""
+        known = complete(self._score(scores, POOLED) for scores in self.clients.values())
+        return fmean(known) if known else None
+
+    def domain(self, name: str) -> float | None:
+        """The score on one domain's test: the server's, or that of the domain's own client."""
+        return self._score(self.server if self.server is not None else self.clients.get(name), f"{POOLED}/{name}")
+
+    def domains(self) -> set[str]:
+        """Domains that any of the run's models was tested on."""
+        tested = [*([self.server] if self.server is not None else []), *self.clients.values()]
+        return {split.partition("/")[2] for scores in tested for split in scores if split.startswith(f"{POOLED}/")}
+
+    def _score(self, scores: Scores | None, split: str) -> float | None:
+        return None if scores is None else scores.get(split, {}).get(self.metric)
+
+
+class Runs(list[Run]):
+    """Finished runs, and the folders that were left out because theirs is not finished."""
+
+    def __init__(self, runs: Iterable[Run] = (), skipped: Iterable[Path] = ()) -> None:
+        super().__init__(runs)
+        self.skipped = tuple(skipped)
+
+
+class Unpaired(Exception):
+    """Stored predictions that cannot be compared row by row, and why."""
+
+
+def load_runs(paths: Sequence[Path]) -> Runs:
+    """Every finished run at or below the paths, each once; unfinished folders are listed in `.skipped`."""
+    finished: dict[Path, Path] = {}
+    skipped: dict[Path, Path] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise FedstillError(f"{path} is not a folder: give run folders, such as runs/<name> or runs/<name>/seed-0")
+        for folder in _run_folders(path) or [path]:
+            kind = finished if (folder / "summary.json").is_file() else skipped
+            kind.setdefault(folder.resolve(), folder)
+    if not finished:
+        looked = ", ".join(str(folder) for folder in skipped.values()) or "no folder"
+        raise FedstillError(
+            f"no finished run: looked in {looked} for summary.json, which is written when a run ends. "
+            "Finish one with `fedstill run --resume DIR`, or start one with `fedstill run EXPERIMENT.yaml`."
+        )
+    return Runs((_load_run(folder) for folder in finished.values()), skipped.values())
+
+
+def predictions(run: Run) -> tuple[Integers, list[Integers]]:
+    """Row numbers over labels, and what each model that makes up the run's global score predicted for those rows."""
+    parties = ["server"] if run.server is not None else sorted(run.clients)
+    truths, predicted = [], []
+    for party in parties:
+        path = run.folder / "predictions" / f"{file_name(party)}.safetensors"
+        if not path.is_file():
+            raise Unpaired(f"{path} is missing")
+        try:
+            stored = load_file(path)
+            rows, labels, answers = stored["rows"], stored["labels"], stored["predicted"]
+        except (SafetensorError, KeyError) as error:
+            raise Unpaired(f"{path} cannot be read ({error})") from error
+        order = np.argsort(rows, kind="stable")
+        truths.append(np.stack([rows, labels])[:, order])
+        predicted.append(answers[order])
+    if not all(np.array_equal(truths[0], truth) for truth in truths):
+        raise Unpaired(f"the clients of {run.folder} predicted different rows")
+    return truths[0], predicted
+
+
+def complete(values: Iterable[float | None]) -> list[float]:
+    """The values, or none at all unless every one is there: a mean over some would pass for one over all."""
+    every = list(values)
+    known = [value for value in every if value is not None]
+    return known if len(known) == len(every) else []
+
+
+def _run_folders(path: Path, depth: int = 0) -> list[Path]:
+    if (path / "summary.json").is_file() or path.name.startswith("seed-"):
+        return [path]
+    if depth == DEEPEST:
+        return []
+    inside = sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+    return [folder for child in inside for folder in _run_folders(child, depth + 1)]
+
+
+def _load_run(folder: Path) -> Run:
+    path = folder / "summary.json"
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        return Run(
+            folder=folder,
+            name=summary["name"],
+            method=summary["method"],
+            algorithm=summary["algorithm"],
+            role=summary["role"],
+            notes=tuple(summary.get("notes", ())),
+            seed=int(summary["seed"]),
+            labels=tuple(str(label) for label in summary["labels"]),
+            client_names=tuple(summary["clients"]),
+            server=summary["scores"].get("server") or None,
+            clients=summary["scores"].get("clients") or {},
+            bytes_up=int(summary["bytes"]["up"]),
+            bytes_down=int(summary["bytes"]["down"]),
+            seconds=float(summary["seconds"]),
+            test_fingerprint=summary["test_fingerprint"],
+            metrics=_known(summary.get("metrics") or ["f1"]),
+        )
+    except KeyError as error:
+        problem = f"has no {error}"
+    except (ValueError, TypeError, AttributeError) as error:
+        problem = f"cannot be read ({error})"
+    raise FedstillError(f"{path} {problem}: leave this folder out, or run it again with --force")
+
+
+def _known(metrics: Sequence[str]) -> tuple[str, ...]:
+    if unknown := [name for name in metrics if name not in METRICS]:
+        raise ValueError(f"there is no metric {unknown[0]!r} in this version of fedstill")
+    return tuple(metrics)
