@@ -11,6 +11,7 @@ from rich.text import Text
 
 from fedstill.config import Experiment
 from fedstill.data.partition import label_counts
+from fedstill.engines.engine import same_architecture
 from fedstill.engines.plan import Plan
 from fedstill.parties.party import Party
 from fedstill.prepare import prepare
@@ -32,13 +33,18 @@ def report(experiment: Experiment, console: Console) -> None:
         for column in ("party", "model", "numbers", "rate", "train", "val", "test", "train labels"):
             table.add_column(column, justify="left" if column in ("party", "model") else "right")
         parts = plan.partition
+        architectures = {}
         for name in plan.clients:
             client = plan.make_client(name, lambda event: None)
+            architectures[name] = client.model.architecture
             sizes = (len(part[name]) for part in (parts.train, parts.validation, parts.test))
             by_label = " / ".join(f"{count:,}" for count in label_counts(corpus, parts.train[name]))
             table.add_row(*map(Text, (*_model(client), *(f"{size:,}" for size in sizes), by_label)))
         if algorithm.has_server_model:
-            table.add_row(*map(Text, _model(plan.make_server(lambda event: None))))
+            server = plan.make_server(lambda event: None)
+            table.add_row(*map(Text, _model(server)))
+            if "parameters" in algorithm.requires():
+                same_architecture(algorithm, server, architectures)
     console.print(table)
     for name, rows in plan.partition.train.items():
         if len(classes := set(corpus.labels[rows].tolist())) < len(plan.labels):

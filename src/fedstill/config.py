@@ -13,6 +13,7 @@ from fedstill.algorithms.base import Algorithm
 from fedstill.configfile import Source, dump
 from fedstill.data.corpora import CorpusSpec
 from fedstill.data.partition import PartitionSpec
+from fedstill.data.public import PublicSpec
 from fedstill.errors import FedstillError
 from fedstill.learning.phases import PhaseSettings
 from fedstill.models import ModelSpec
@@ -79,6 +80,8 @@ class Experiment(Settings):
     labels: list[str] | None = None
     """Ordered; derived from the whole corpus when not given."""
     partition: PartitionSpec = PartitionSpec()
+    public: PublicSpec | None = None
+    """Another corpus to take the public samples from."""
     clients: Clients = ModelSpec(name="bert-tiny")
     """One model for all, a list (domains sort by name), or client -> {model: ..., train: {...}}."""
     server: ModelSpec = ModelSpec(name="bert-tiny")
@@ -186,14 +189,21 @@ class Experiment(Settings):
         if isinstance(clients, dict):
             specs = {name: self._client(spec) for name, spec in clients.items()}
             clients = {name: ClientSpec(model=s.model, train=s.train, distill=s.distill) for name, s in specs.items()}
-        paths = {key: str(Path(value).resolve()) for key in ("path", "test") if (value := getattr(self.corpus, key))}
-        corpus = self.corpus if self.corpus.path is None else self.corpus.model_copy(update=paths)
-        distill = _inherit(self.distill, self.train)
-        return self.model_copy(update={"corpus": corpus, "clients": clients, "distill": distill})
+        public = self.public and self.public.model_copy(update={"corpus": _with_whole_paths(self.public.corpus)})
+        changes = {"corpus": _with_whole_paths(self.corpus), "public": public, "clients": clients}
+        return self.model_copy(update={**changes, "distill": _inherit(self.distill, self.train)})
 
     def to_yaml(self) -> str:
         """The whole experiment, defaults included."""
         return dump(self.resolved().model_dump(mode="json"))
+
+
+def _with_whole_paths(corpus: CorpusSpec) -> CorpusSpec:
+    """Found from everywhere."""
+    if corpus.path is None:
+        return corpus
+    paths = {key: str(Path(value).resolve()) for key in ("path", "test") if (value := getattr(corpus, key))}
+    return corpus.model_copy(update=paths)
 
 
 def _inherit(own: Any, general: BaseModel) -> Any:

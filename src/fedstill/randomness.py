@@ -31,6 +31,12 @@ class Stream:
             torch.manual_seed(seed)
             self.state = self._read()
 
+    def copy(self) -> Stream:
+        """A stream that will draw what this one would, without disturbing it."""
+        twin = object.__new__(Stream)
+        twin.device, twin.cuda, twin.state = self.device, self.cuda, self.state
+        return twin
+
     def _read(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         return torch.get_rng_state(), torch.cuda.get_rng_state(self.device) if self.cuda else None
 

@@ -462,3 +462,21 @@ def test_options_that_cannot_be_meant_are_refused(options, complaint):
 def test_a_resolved_specification_reads_back(options):
     spec = PartitionSpec(**options)
     assert PartitionSpec(**spec.model_dump()) == spec
+
+
+def test_fewer_public_rows_leave_everybody_elses_as_they_were():
+    labels = np.arange(400) % 2
+    corpus = Corpus("made", [f"text {n}" for n in range(400)], labels, ("a", "b"))
+    options = {"kind": "dirichlet", "clients": 4, "public": 0.5, "labelled_public": 0.1, "validation": 0.1}
+    whole = split(corpus, PartitionSpec(**options), seed=3)
+    fifth = split(corpus, PartitionSpec(**options, public_share=0.2, labelled_share=0.5), seed=3)
+    tenth = split(corpus, PartitionSpec(**options, public_share=0.1), seed=3)
+    for name in whole.clients:
+        for part in ("train", "validation", "test"):
+            np.testing.assert_array_equal(getattr(whole, part)[name], getattr(fifth, part)[name])
+    assert (len(whole.public), len(fifth.public), len(tenth.public)) == (180, 36, 18)
+    assert (len(whole.labelled), len(fifth.labelled)) == (20, 10)
+    assert set(tenth.public) < set(fifth.public) < set(whole.public)
+    np.testing.assert_array_equal(np.bincount(labels[fifth.public]), [18, 18])
+    assert fifth.counts == {"left over by public_share or labelled_share": 144 + 10}
+    fifth.check(400)

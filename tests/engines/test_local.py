@@ -152,3 +152,33 @@ def test_a_domain_called_server_is_refused(small: Small, reviews: Path, tmp_path
     reviews.write_text(reviews.read_text().replace(",books", ",server"))
     with pytest.raises(FedstillError, match="cannot be called 'server'"):
         run(small(), tmp_path / "run")
+
+
+LEAVING = '''
+from dataclasses import dataclass
+from fedstill.algorithms.fedid import FedID
+
+@dataclass(frozen=True)
+class Leaving(FedID):
+    """FedID in which the garden hangs up in the middle of the second round's conversation."""
+
+    def learn(self, me, lesson):
+        if me.name == "garden" and me.round == 2:
+            raise RuntimeError("hung up")
+        super().learn(me, lesson)
+'''
+
+
+def test_who_leaves_a_conversation_is_as_it_was_before_the_round_and_back_in_the_next(
+    small: Small, tmp_path: Path
+) -> None:
+    (tmp_path / "leaving.py").write_text(LEAVING)
+    partition = {"kind": "domain", "public": 0.3, "labelled_public": 0.2}
+    algorithm = f"{tmp_path / 'leaving.py'}:Leaving"
+    record = run(small(algorithm=algorithm, partition=partition, quorum=0.5, rounds=3), tmp_path / "run")
+    assert any("hung up" in note for note in record.notes)
+    distilled = {(line["party"], line["round"]) for line in record.metrics if line.get("stage") == "distilled"}
+    assert ("garden", 2) not in distilled
+    assert {("garden", 1), ("garden", 3), ("books", 2)} <= distilled
+    asked = {line["recipients"] for line in record.ledger if line["round"] == 2 and line["message"] == "Lesson"}
+    assert asked == {3, 2}

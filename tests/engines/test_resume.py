@@ -60,6 +60,21 @@ def test_an_interrupted_run_ends_as_it_would_have(
     assert {key: record.summary[key] for key in same} == {key: Record(whole).summary[key] for key in same}
 
 
+CONVERSING = {"kind": "domain", "public": 0.3, "labelled_public": 0.2}
+
+
+@pytest.mark.parametrize("stop", [stop_after(1), stop_in(2)])
+@pytest.mark.parametrize("algorithm", ["FedID", "FedDF"])
+def test_conversations_and_models_by_architecture_go_on_as_they_would_have(
+    small: Small, tmp_path: Path, stop: Callable[[dict[str, object]], None], algorithm: str
+) -> None:
+    chosen = small(algorithm=algorithm, partition=CONVERSING, participation=0.67)
+    whole = run(chosen, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(chosen, tmp_path / "run", tell=stop)
+    assert content(resume(tmp_path / "run").folder) == content(whole.folder)
+
+
 @pytest.mark.parametrize("damage", ["state", "manifest"])
 def test_a_broken_checkpoint_is_noticed_and_the_one_before_it_used(
     small: Small, whole: Path, tmp_path: Path, damage: str

@@ -354,3 +354,53 @@ def test_a_server_whose_model_was_never_used_builds_and_saves_none(client):
     assert server.memory == {"beta": 0.5}
     assert not server.has_model
     assert built == []
+
+
+# Teachers and truth together
+
+
+def test_labelled_rows_mixed_into_a_distillation_take_the_cross_entropy_with_their_labels(client, rows):
+    me, twin = (client(model=bag) for _ in range(2))
+    for party in (me, twin):
+        party.spec = replace(
+            party.spec,
+            distill=PhaseSettings(epochs=1, batch=40, optimiser="sgd", rate=1.0, schedule="constant"),
+        )
+    teacher = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
+    me.distill(teacher, kl, also=rows(20, 40))
+    module = twin.model.module
+    public, private = (
+        module(**part.batch(torch.arange(20), torch.device("cpu"))) for part in (rows(0, 20), rows(20, 40))
+    )
+    divergence = torch.nn.functional.kl_div(public.log_softmax(-1), teacher.softmax(-1), reduction="none").sum(-1)
+    truth = torch.nn.functional.cross_entropy(private, rows(20, 40).labels, reduction="none")
+    torch.cat([divergence, truth]).mean().backward()
+    for name, value in module.named_parameters():
+        torch.testing.assert_close(me.parameters()[name], (value - value.grad).detach())
+
+
+def test_a_distillation_ends_when_it_is_told_to(client):
+    me = client()
+    answers = iter([False, True, False])
+    losses = me.distill(torch.zeros(20, 2), kl, settings=PhaseSettings(epochs=5, batch=8), until=lambda: next(answers))
+    assert len(losses.mean) == 2
+
+
+def test_a_server_lends_scratch_models_without_touching_its_own(client, rows):
+    me = Server(
+        "server", client().spec, client().data, client().around, bag, lend=lambda kind: client("guest", model=bag)
+    )
+    me.enter(3)
+    before = me.parameters()
+    other = {name: value + 1 for name, value in before.items()}
+    guest = me.model_from(other)
+    assert guest.round == 3
+    assert equal(guest.parameters(), other)
+    assert me.model_from(before) is guest
+    assert equal(me.parameters(), before)
+
+
+def test_a_server_that_knows_no_such_architecture_says_so(client):
+    me = Server("server", client().spec, client().data, client().around, bag)
+    with pytest.raises(FedstillError, match="knows no model of architecture Strange"):
+        me.model_from(None, "Strange/1234")

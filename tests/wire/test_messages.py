@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import Tensor
 
+from fedstill.errors import FedstillError
 from fedstill.wire.messages import (
     Answer,
     BadMessage,
@@ -18,6 +19,8 @@ from fedstill.wire.messages import (
     Hello,
     Message,
     Opinion,
+    Parameters,
+    Scores,
     Sizes,
     array,
     check,
@@ -291,3 +294,25 @@ def test_the_header_is_readable_json():
     size = int.from_bytes(raw[:8], "little")
     header = json.loads(json.loads(raw[8 : 8 + size])["__metadata__"]["fedstill"])
     assert header == {"type": "Opinion", "plain": {}, "round": 7}
+
+
+def test_parameters_travel_exactly_in_fp32_and_in_half_the_bytes_otherwise():
+    state = {"w": torch.randn(5, 3), "steps": torch.tensor(3)}
+    for width, size in (("fp32", 4), ("bf16", 2), ("fp16", 2)):
+        raw = encode(Parameters.of(state, width))
+        assert Sizes.of(raw).payload == size * 15
+        arrived = decode(raw, {"Parameters": Parameters}).message.parameters
+        assert arrived["steps"] == 3
+        torch.testing.assert_close(arrived["w"].float(), state["w"], rtol=0 if size == 4 else 2**-8, atol=0)
+
+
+def test_a_parameter_that_fp16_cannot_hold_is_named():
+    with pytest.raises(FedstillError, match="the parameter w does not fit into fp16"):
+        Parameters.of({"w": torch.tensor([1e6])}, "fp16")
+
+
+def test_the_guard_knows_how_many_rows_were_asked_about():
+    scores = Scores(torch.zeros(4, 3))
+    check(scores, {"labels": 3, "asked": 4})
+    with pytest.raises(BadMessage, match=r"\(4, 3\): \(5, 3\) is expected"):
+        check(scores, {"labels": 3, "asked": 5})

@@ -4,7 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill.wire.messages import Hello, Opinion
+from fedstill.errors import FedstillError
+from fedstill.wire.messages import Hello, Opinion, Parameters
 from fedstill.wire.replies import Failure, Replies, uniform
 
 K, N, C = 4, 6, 3
@@ -80,3 +81,41 @@ def test_change_changes_one_field_in_every_message_and_nothing_else():
     np.testing.assert_array_equal(before.column("logits"), logits())
     assert after.column("loss").tolist() == before.column("loss").tolist()
     assert after.clients == before.clients
+
+
+def parameters(*values):
+    names = ["a", "b", "c", "d"][: len(values)]
+    sizes = dict(zip(names, (10, 20, 30, 40), strict=False))
+    return Replies({n: Parameters(v) for n, v in zip(names, values, strict=True)}, {n: Hello(sizes[n]) for n in names})
+
+
+def test_an_average_weighs_floats_and_takes_integers_from_the_first():
+    ups = parameters(
+        {"w": torch.tensor([1.0, 2.0]), "steps": torch.tensor(7)},
+        {"w": torch.tensor([4.0, 8.0]), "steps": torch.tensor(9)},
+    )
+    average = ups.average("parameters", ups.shares)
+    np.testing.assert_allclose(average["w"], [3.0, 6.0])
+    assert average["steps"] == 7
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_average_of_rounded_parameters_is_itself_not_rounded(dtype):
+    ups = parameters({"w": torch.tensor([1.0], dtype=dtype)}, {"w": torch.tensor([1.0078125], dtype=dtype)})
+    average = ups.average("parameters", torch.tensor([0.5, 0.5]))["w"]
+    assert average.dtype == torch.float32
+    assert average.item() == 1.00390625  # bf16 has no such number
+
+
+@pytest.mark.parametrize(
+    "other", [{"w": torch.zeros(3)}, {"v": torch.zeros(2)}, {"w": torch.zeros(2, dtype=torch.int64)}]
+)
+def test_parameters_of_another_architecture_are_not_averaged(other):
+    with pytest.raises(FedstillError, match=r"b sends other parameters than a .*different architectures"):
+        parameters({"w": torch.zeros(2)}, other).average("parameters", uniform(2))
+
+
+def test_only_some_of_the_replies_and_only_some_rows_of_them():
+    some = replies(logits()).only(["b", "d"]).rows("logits", torch.tensor([4, 0]))
+    np.testing.assert_array_equal(some.column("logits"), logits()[[1, 3]][:, [4, 0]])
+    assert some.shares.tolist() == [1 / 3, 2 / 3]

@@ -43,7 +43,7 @@ class Algorithm:
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    """Of "public", "labelled", "label_counts", "pooled": checked before anything runs."""
+    """Of "public", "labelled", "label_counts", "pooled", "parameters" (one architecture for all): checked first."""
     has_server_model: ClassVar[bool] = True
     role: ClassVar[Role] = "method"
     """In tables, methods are measured against the best of the baselines."""
@@ -97,7 +97,8 @@ class Algorithm:
     def _digest(self, me: Client, answer: Message | None) -> None:
         if answer is not None:
             self.digest(me, answer)
-            me.evaluate("distilled", round=me.round - 1)
+            if me.round > 1:  # what came before the first round is no round's result
+                me.evaluate("distilled", round=me.round - 1)
 
     @property
     def title(self) -> str:
@@ -105,5 +106,5 @@ class Algorithm:
         return type(self).__name__
 
     def requires(self) -> frozenset[str]:
-        """`needs`, and what the chosen options need besides."""
-        return self.needs
+        """`needs`, and what the chosen options need besides: `labelled: true` is such an option of many."""
+        return self.needs | ({"labelled"} if getattr(self, "labelled", False) else set())

@@ -19,12 +19,14 @@ class DSFL(Algorithm):
 
     Messages hold what the softmax is taken of: opinions are probabilities p^k, the answer is mean p^k / T. On logits,
     sharpening followed by argmax would change nothing. `weights: size` counts clients by n_k, as AdaFD describes it.
+    `labelled: true`: the server also learns from the rows whose labels it keeps (FedID, Fig. 3).
     """
 
     temperature: Positive = 0.1
     weights: Literal["uniform", "size"] = "uniform"
     server_loss: Distillation = "kl"
     client_loss: Distillation = "kl"
+    labelled: bool = False
 
     needs: ClassVar[frozenset[str]] = frozenset({"public"})
     paper: ClassVar[str] = "DS-FL (Itahara 2021), as in AdaFD"
@@ -39,7 +41,7 @@ class DSFL(Algorithm):
         return Opinion(me.predict().softmax(-1))
 
     def server(self, me: Server, ups: Replies[Opinion]) -> Answer:
-        weights = ups.sizes / ups.sizes.sum() if self.weights == "size" else uniform(len(ups))
+        weights = ups.shares if self.weights == "size" else uniform(len(ups))
         sharpened = ups.blend("logits", weights) / self.temperature
-        me.distill(sharpened, distillation(self.server_loss))
+        me.distill(sharpened, distillation(self.server_loss), also=me.data.labelled if self.labelled else None)
         return Answer(sharpened)

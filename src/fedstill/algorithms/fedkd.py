@@ -28,6 +28,8 @@ class FedKD(Algorithm):
     reading: Literal["released", "text", "original"] = "released"
     local: Literal["every_round", "last_round"] = "every_round"
     noise: NotNegative = 1.0
+    labelled: bool = False
+    """The server also learns from the rows whose labels it keeps (FedID, Fig. 3)."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"public"})
     paper: ClassVar[str] = "FedKD (Gong 2022), as in AdaFD"
@@ -56,11 +58,12 @@ class FedKD(Algorithm):
             counts = ups.label_counts
             shares = counts / counts.sum(0).clamp(min=1)
             # A class that nobody has would get no teacher at all: there everybody counts by size.
-            weights = torch.where(counts.sum(0) > 0, shares, (ups.sizes / ups.sizes.sum())[:, None])[:, None, :]
+            weights = torch.where(counts.sum(0) > 0, shares, ups.shares[:, None])[:, None, :]
         else:
-            weights = ups.sizes / ups.sizes.sum()
+            weights = ups.shares
         loss = {"released": distillation("mse"), "text": distillation("kl"), "original": distillation("l1")}
-        me.distill(ups.blend("logits", weights), loss[self.reading])
+        also = me.data.labelled if self.labelled else None
+        me.distill(ups.blend("logits", weights), loss[self.reading], also=also)
 
     def _disguise(self, me: Client, logits: Tensor) -> Tensor:
         step = logits.abs().max().clamp(min=1e-12) / 100
@@ -74,4 +77,4 @@ class FedKD(Algorithm):
 
     def requires(self) -> frozenset[str]:
         """The original reading weighs classes by who has them."""
-        return self.needs | ({"label_counts"} if self.reading == "original" else set())
+        return super().requires() | ({"label_counts"} if self.reading == "original" else set())

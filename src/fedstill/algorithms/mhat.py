@@ -20,11 +20,13 @@ from fedstill.wire.replies import Replies
 class MHAT(Algorithm):
     """The server minimises sum_k (n_k/n) CE(f, argmax z^k); clients CE to the argmax of its prediction.
 
-    Options: `server_loss: kl` (towards sum_k (n_k/n) z^k) and `client_loss: kl`.
+    Options: `server_loss: kl` (towards sum_k (n_k/n) z^k), `client_loss: kl`, and `labelled: true`: the server also
+    learns from the rows whose labels it keeps (FedID, Fig. 3).
     """
 
     server_loss: Distillation = "hard"
     client_loss: Distillation = "hard"
+    labelled: bool = False
 
     needs: ClassVar[frozenset[str]] = frozenset({"public"})
     paper: ClassVar[str] = "MHAT (Hu 2021), as in AdaFD"
@@ -39,13 +41,13 @@ class MHAT(Algorithm):
         return Opinion(me.predict())
 
     def server(self, me: Server, ups: Replies[Opinion]) -> Answer:
-        weights = ups.sizes / ups.sizes.sum()
+        weights, also = ups.shares, me.data.labelled if self.labelled else None
         if self.server_loss == "hard":
             # sum_k w_k CE(f, y_k) is the cross-entropy with the share of votes of each class.
             votes = ups.change("logits", one_hot)
-            me.distill(votes.blend("logits", weights), probability_ce)
+            me.distill(votes.blend("logits", weights), probability_ce, also=also)
         else:
-            me.distill(ups.blend("logits", weights), distillation(self.server_loss))
+            me.distill(ups.blend("logits", weights), distillation(self.server_loss), also=also)
         return Answer(me.predict())
 
 

@@ -37,6 +37,9 @@ class PartitionSpec(Settings):
     reading: Literal["class", "hsu"] = "class"
     public: float = Field(default=0.2, ge=0, lt=1)
     labelled_public: float = Field(default=0.0, ge=0, lt=1)
+    public_share: float = Field(default=1.0, gt=0, le=1)
+    """Of the unlabelled public rows, how many are used; everything else stays as it is with all of them."""
+    labelled_share: float = Field(default=1.0, gt=0, le=1)
     validation: float = Field(default=0.1, ge=0, lt=1)
     test: float = Field(default=0.1, ge=0, lt=1)
     global_test: bool = False
@@ -287,6 +290,7 @@ def _draw_roles(random: np.random.Generator, units: _Units, spec: PartitionSpec)
         "shares a group with a held-out row": units.leaking,
         "left over by label_alpha": kept & ~skewed,
         "left over by rows_per_domain": skewed & ~capped,
+        "left over by public_share or labelled_share": capped & (roles == _Role.UNUSED),
     }
     return roles, {why: units.rows(which) for why, which in dropped.items() if which.any()}
 
@@ -337,6 +341,11 @@ def _roles_of_pool(random: np.random.Generator, labels: Ints, spec: PartitionSpe
         test = global_size / max(1, rest.sum())
     pool.move_fraction(_Role.TRAIN, _Role.TEST, test, rest)
     pool.move_fraction(_Role.TRAIN, _Role.VALIDATION, spec.validation, rest)
+    # A generator of its own: with fewer public rows the private ones must stay the same.
+    spare = _Pool(random.spawn(1)[0], strata, pool.roles)
+    for role, share in ((_Role.PUBLIC, spec.public_share), (_Role.LABELLED, spec.labelled_share)):
+        if share < 1:
+            spare.move_fraction(role, _Role.UNUSED, 1 - share, pool.sizes(role))
     return pool.roles
 
 

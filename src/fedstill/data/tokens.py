@@ -109,6 +109,10 @@ class Examples:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def pick(self, numbers: Ints) -> Examples:
+        """Those of them, in that order."""
+        return Examples(self.store, self.rows[numbers], None if self.labels is None else self.labels[numbers])
+
     @cached_property
     def lengths(self) -> Ints:
         """Tokens of every example."""

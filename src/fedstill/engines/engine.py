@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedstill import algorithms
-from fedstill.algorithms.base import Answers
+from fedstill.algorithms.base import Algorithm, Answers
 from fedstill.engines import checkpoint
 from fedstill.engines.checkpoint import Manifest, folder_of
 from fedstill.engines.host import export, message_types, read_state, write_state
@@ -20,6 +20,7 @@ from fedstill.engines.journal import Journal
 from fedstill.engines.plan import SERVER, Plan
 from fedstill.errors import FedstillError
 from fedstill.files import FileReference, file_name
+from fedstill.parties.server import Server
 from fedstill.randomness import generator
 from fedstill.wire.ledger import Ledger
 from fedstill.wire.messages import BadMessage, Hello, Message, Sizes, check, decode, encode
@@ -109,7 +110,7 @@ class Engine(ABC):
         replies = self.deliver(parcels)
         for name in names:
             outcome = replies[name]
-            reply = outcome if isinstance(outcome, Failure) else self._open(verb, name, outcome)
+            reply = outcome if isinstance(outcome, Failure) else self._open(verb, name, outcome, _asked(message, name))
             if isinstance(reply, Failure):
                 failures.append(reply)
                 self._note(name, f"no usable reply to {verb}: {reply.reason}")
@@ -126,16 +127,20 @@ class Engine(ABC):
     def _pack(self, verb: str, message: Answers, names: Sequence[str]) -> dict[str, bytes]:
         """The bytes for each client; what several receive is encoded and written down once."""
         envelope = {"verb": verb, "round": self.round}
-        if not isinstance(message, Mapping):
-            raw = encode(message, envelope)
-            self.ledger.count("down", verb, type(message).__name__, Sizes.of(raw), len(names))
-            return dict.fromkeys(names, raw)
-        parcels = {name: encode(message.get(name), envelope) for name in names}
-        for name, raw in parcels.items():
-            self.ledger.count("down", verb, type(message.get(name)).__name__, Sizes.of(raw))
-        return parcels
+        encoded: dict[int, bytes] = {}
+        recipients: dict[bytes, list[str]] = {}
+        for name in names:
+            own = _for(message, name)
+            if id(own) not in encoded:
+                encoded[id(own)] = encode(own, envelope)
+            # By content: two clients' answers that were one object are two after a resume.
+            recipients.setdefault(encoded[id(own)], []).append(name)
+        for raw, together in recipients.items():
+            kind = type(_for(message, together[0])).__name__
+            self.ledger.count("down", verb, kind, Sizes.of(raw), len(together))
+        return {name: raw for raw, together in recipients.items() for name in together}
 
-    def _open(self, verb: str, name: str, raw: bytes) -> Message | Failure:
+    def _open(self, verb: str, name: str, raw: bytes, asked: int) -> Message | Failure:
         """What a client sent, if it is what was agreed."""
         try:
             parcel = decode(raw, self.types)
@@ -143,7 +148,7 @@ class Engine(ABC):
                 raise BadMessage("an empty reply.")
             if parcel.envelope.get("round") != self.round:
                 raise BadMessage(f"a reply for round {parcel.envelope.get('round')} in round {self.round}.")
-            check(parcel.message, self.plan.dimensions)
+            check(parcel.message, self.plan.dimensions | {"asked": asked})
         except BadMessage as error:
             return Failure(name, str(error))
         self.ledger.count("up", verb, type(parcel.message).__name__, parcel.sizes)
@@ -155,13 +160,15 @@ class Engine(ABC):
         self.server.enter(round)
 
     def _greet(self) -> None:
-        """Every client says what it has; a public set that differs is noticed here."""
+        """Every client says what it has; a public set or an architecture that differs where it must not is noticed."""
         self.clients = self.call("hello", clients=list(self.plan.clients)).messages
         for name, hello in self.clients.items():
             if hello.public_fingerprint != self.plan.public_fingerprint:
                 raise FedstillError(
                     f"{name} holds another public set than the server: opinions would not fit together."
                 )
+        if "parameters" in self.algorithm.requires():
+            same_architecture(self.algorithm, self.server, {n: hello.architecture for n, hello in self.clients.items()})
 
     def _draw(self) -> None:
         """This round's active clients, from a generator that depends on seed and round only."""
@@ -229,3 +236,24 @@ class Engine(ABC):
                 return None
             answers[name] = message
         return answers.get("", answers)
+
+
+def _for(message: Answers, name: str) -> Message | None:
+    """What this client receives."""
+    return message.get(name) if isinstance(message, Mapping) else message
+
+
+def _asked(message: Answers, name: str) -> int:
+    """About how many rows it was asked; any number will do where it was asked about none by name."""
+    rows = getattr(_for(message, name), "rows", None)
+    return -1 if rows is None else len(rows)
+
+
+def same_architecture(algorithm: Algorithm, server: Server, architectures: Mapping[str, str]) -> None:
+    """Refuse to average what cannot be averaged."""
+    if others := [name for name, own in architectures.items() if own != server.model.architecture]:
+        raise FedstillError(
+            f"{algorithm.title} exchanges parameters, so everybody needs the server's architecture "
+            f"({server.spec.model}): {', '.join(others)} {'has' if len(others) == 1 else 'have'} another. Give all the "
+            "same model, or use a method that exchanges predictions (AdaFD, FedID) or averages by architecture (FedDF)."
+        )

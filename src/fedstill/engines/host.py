@@ -34,22 +34,22 @@ class Host:
         """The last state of each client that is on disk."""
         self.changed: set[str] = set()
         """Clients whose state is newer than their file."""
+        self.before: dict[str, dict[str, torch.Tensor]] = {}
+        """What a client whose call fails goes back to, where a round can do without it; elsewhere the run ends."""
 
     def call(self, name: str, raw: bytes) -> bytes:
         """Run the verb in the envelope on a client; the reply carries its metrics and notes."""
         parcel = decode(raw, self.types)
         started = time.perf_counter()
         client = self._wake(name)
-        # Where a round can do without a client, a failed call must leave it as it was; elsewhere the run ends anyway.
-        before = client.state() if self.plan.quorum < 1 else None
-        client.enter(parcel.envelope["round"])
+        self._enter(client, parcel.envelope["round"])
         verb = parcel.envelope["verb"]
         try:
             message = verb_of(self.algorithm, verb)(self.algorithm, client, parcel.message)
         except BaseException:
             del self.awake[name]
-            if before is not None:
-                self._wake(name).set_state(before)
+            if name in self.before:
+                self._wake(name).set_state(self.before[name])
             raise
         if verb != "hello":
             self.changed.add(name)
@@ -77,6 +77,12 @@ class Host:
         if name in self.files or name in self.changed:
             export(self._wake(name), self.plan.folder)
             self._send_to_sleep(except_for=name)
+
+    def _enter(self, client: Client, round: int) -> None:
+        """A client's state is defined at round boundaries: one that fails in a round was not there in it."""
+        if self.plan.quorum < 1 and (client.round != round or client.name not in self.before):
+            self.before[client.name] = client.state()
+        client.enter(round)
 
     def _wake(self, name: str) -> Client:
         if name not in self.awake:

@@ -67,6 +67,19 @@ def distillation(name: Distillation, temperature: float = 1.0, center_logits: bo
     return {"soft_ce": soft_ce, "l1": l1, "hard": hard}[name]
 
 
+def joint(loss: Loss) -> Loss:
+    """Teacher and truth in one phase: targets are a teacher's logits and, in a last column, the label or -1.
+
+    A sample with a label takes the cross-entropy with it, the others take `loss` to the teacher.
+    """
+
+    def each(logits: Tensor, targets: Tensor) -> Tensor:
+        labels = targets[:, -1].long()
+        return torch.where(labels < 0, loss(logits, targets[:, :-1]), ce(logits, labels.clamp(min=0)))
+
+    return each
+
+
 def entropy(probabilities: Tensor) -> Tensor:
     """Shannon entropy of each row, in nats."""
     entropies: Tensor = torch.special.entr(probabilities).sum(-1)

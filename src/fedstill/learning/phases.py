@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from fedstill.data.tokens import Examples
 from fedstill.errors import FedstillError
-from fedstill.learning.losses import Loss
+from fedstill.learning.losses import Loss, ce
 from fedstill.learning.precision import Precision, autocast
-from fedstill.learning.predict import forward
+from fedstill.learning.predict import forward, predict
 from fedstill.randomness import Stream
 from fedstill.settings import Settings
 
@@ -105,6 +105,11 @@ class Phase:
         self.stream = Stream(seed, self.device)
         self.order = torch.Generator().manual_seed(seed)
 
+    @property
+    def current_rate(self) -> float:
+        """The rate of the next step."""
+        return self.rate * share_of_rate(self.settings, self.taken, self.steps)
+
     def step(self, rows: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
         """One optimiser step on those rows of the data; `loss` maps their logits to a scalar. Returns the loss."""
         with self.stream():
@@ -113,7 +118,7 @@ class Phase:
     def _step(self, rows: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
         self.model.train()
         for group in self.optimiser.param_groups:
-            group["lr"] = self.rate * share_of_rate(self.settings, self.taken, self.steps)
+            group["lr"] = self.current_rate
         with autocast(self.device, self.precision):
             logits = forward(self.model, self.data.batch(rows, self.device))
         value = loss(logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits)
@@ -125,14 +130,20 @@ class Phase:
         self.taken += 1
         return value.detach()
 
+    def loss(self, data: Examples) -> Tensor:
+        """The mean cross-entropy on labelled rows, in eval mode."""
+        assert data.labels is not None
+        return ce(predict(self.model, data, self.precision), data.labels).mean()
+
     def run(
         self,
         targets: Tensor,
         loss: Loss,
         class_weights: Tensor | None = None,
         watch: Watch | None = None,
+        until: Callable[[], bool] | None = None,
     ) -> EpochLosses:
-        """All epochs of the phase on (data, targets), in an order drawn anew every epoch."""
+        """All epochs of the phase on (data, targets), in an order drawn anew every epoch; or fewer, `until` true."""
         if len(targets) != len(self.data):
             raise FedstillError(f"{len(targets)} targets for {len(self.data)} samples: they must be as many.")
         targets = targets.to(self.device)
@@ -156,6 +167,8 @@ class Phase:
                     )
                 if watch:
                     watch(self.taken, self.steps, mean)
+                if until is not None and until():
+                    break
         return EpochLosses(means, by_class)
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
 from fedstill.data.corpus import Ints
 from fedstill.data.tokens import Examples
 from fedstill.errors import FedstillError
-from fedstill.learning.losses import Loss, ce
+from fedstill.learning.losses import Loss, ce, joint
 from fedstill.learning.metrics import scores
 from fedstill.learning.phases import EpochLosses, Phase, PhaseSettings, class_weights
 from fedstill.learning.precision import Precision
@@ -146,10 +148,28 @@ class Party:
         weights = class_weights(data.labels, len(self.model.labels)) if settings.class_weights == "balanced" else None
         return self._run("train", data, settings, data.labels, ce, weights)
 
-    def distill(self, targets: Tensor, loss: Loss, rows: Ints | None = None) -> EpochLosses:
-        """One phase towards a teacher's logits on the public samples (or those rows of them)."""
-        data = self.data.public if rows is None else Examples(self.data.public.store, self.data.public.rows[rows])
-        return self._run("distill", data, self.spec.distill, targets, loss)
+    def distill(
+        self,
+        targets: Tensor,
+        loss: Loss,
+        rows: Ints | None = None,
+        also: Examples | None = None,
+        settings: PhaseSettings | None = None,
+        until: Callable[[], bool] | None = None,
+    ) -> EpochLosses:
+        """One phase towards a teacher's logits on the public samples (or those rows of them).
+
+        With `also`, labelled rows are mixed in, which take the cross-entropy with their labels. `until`, asked after
+        every epoch, ends the phase early.
+        """
+        data = self.data.public if rows is None else self.data.public.pick(rows)
+        if also is not None and len(also):
+            assert also.labels is not None
+            targets = torch.cat(
+                [F.pad(targets, (0, 1), value=-1.0), F.pad(also.labels[:, None].to(targets), (targets.shape[1], 0))]
+            )
+            data, loss = Examples(data.store, np.concatenate([data.rows, also.rows])), joint(loss)
+        return self._run("distill", data, settings or self.spec.distill, targets, loss, until=until)
 
     def predict(self, data: Examples | None = None) -> Tensor:
         """The logits of the public samples (or of other rows), in eval mode."""
@@ -215,19 +235,19 @@ class Party:
         targets: Tensor,
         loss: Loss,
         weights: Tensor | None = None,
+        until: Callable[[], bool] | None = None,
     ) -> EpochLosses:
         try:
-            return self._open(name, data, settings).run(targets, loss, weights, self._watch(name, settings.epochs))
+            phase = self._open(name, data, settings)
+            return phase.run(targets, loss, weights, partial(self.tell, name, settings.epochs), until)
         except FedstillError as error:
             raise FedstillError(f"{self.name}, {name} in round {self.round}: {error}") from error
 
-    def _watch(self, phase: str, epochs: int) -> Callable[[int, int, float], None]:
-        def watch(done: int, steps: int, loss: float) -> None:
-            self.around.tell(
-                {"party": self.name, "phase": phase, "done": done, "steps": steps, "epochs": epochs, "loss": loss}
-            )
-
-        return watch
+    def tell(self, phase: str, epochs: int, done: int, steps: int, loss: float) -> None:
+        """Progress for the person who waits."""
+        self.around.tell(
+            {"party": self.name, "phase": phase, "done": done, "steps": steps, "epochs": epochs, "loss": loss}
+        )
 
     # State: defined at round boundaries only
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from fedstill.data.tokens import Examples
+from fedstill.errors import FedstillError
 from fedstill.parties.party import Party
+
+
+def _lends_nothing(architecture: str) -> Party:
+    raise FedstillError(f"this server knows no model of architecture {architecture}.")
 
 
 @dataclass
@@ -14,3 +22,20 @@ class Server(Party):
 
     pooled: Examples | None = field(default=None)
     """All private training rows together: simulation only, for the upper bound."""
+    lend: Callable[[str], Party] = _lends_nothing
+    """A party of the server's own with a model of that architecture."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._guests: dict[str, Party] = {}
+
+    def model_from(self, parameters: Mapping[str, Tensor] | None, architecture: str | None = None) -> Party:
+        """A scratch model with these parameters, as a party over the server's rows; good until the next one is lent."""
+        architecture = architecture or self.model.architecture
+        if architecture not in self._guests:
+            self._guests[architecture] = self.lend(architecture)
+        guest = self._guests[architecture]
+        guest.enter(self.round)
+        if parameters is not None:
+            guest.set_parameters(parameters)
+        return guest

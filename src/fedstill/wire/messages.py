@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from safetensors import SafetensorError
@@ -36,7 +36,10 @@ M = TypeVar("M", bound=Message)
 
 
 def array(*shape: str | int, optional: bool = False) -> Any:
-    """A field for an array; the guard checks the shape, where "public" and "labels" stand for their numbers."""
+    """A field for an array; the guard checks the shape, where "public" and "labels" stand for their numbers.
+
+    "asked" stands for how many rows the call's own message named, in its field `rows`.
+    """
     if optional:
         return field(default=None, metadata={"shape": shape})
     return field(metadata={"shape": shape})
@@ -68,6 +71,35 @@ class Answer(Message):
     """What the server says of the public samples."""
 
     logits: Tensor = array("public", "labels")
+
+
+@dataclass(frozen=True)
+class Scores(Message):
+    """What a client says of the public samples that it was asked about."""
+
+    logits: Tensor = array("asked", "labels")
+
+
+Width = Literal["fp32", "bf16", "fp16"]
+WIDTHS: dict[Width, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Parameters(Message):
+    """A model's parameters and buffers."""
+
+    parameters: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Tensor], width: Width = "fp32") -> Parameters:
+        """As they are in fp32; or rounded to half the bytes, integers excepted."""
+        if width == "fp32":
+            return cls(parameters)
+        rounded = {name: v.to(WIDTHS[width]) if v.is_floating_point() else v for name, v in parameters.items()}
+        for name, value in rounded.items():
+            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                raise FedstillError(f"the parameter {name} does not fit into {width}: send bf16, or fp32.")
+        return cls(rounded)
 
 
 @dataclass(frozen=True)

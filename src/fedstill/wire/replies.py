@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic
 
@@ -61,10 +61,23 @@ class Replies(Mapping[str, M], Generic[M]):
             raise FedstillError(f"this method needs label counts, and {', '.join(silent)} withholds them.")
         return torch.stack([count for count in counts.values() if count is not None]).double()
 
+    def only(self, clients: Iterable[str]) -> Replies[M]:
+        """The replies of these clients."""
+        return replace(self, messages={name: self.messages[name] for name in clients})
+
+    @property
+    def shares(self) -> Tensor:
+        """n_k/n of those who answered."""
+        return self.sizes / self.sizes.sum()
+
     def change(self, name: str, function: Callable[[Tensor], Tensor]) -> Replies[M]:
         """The same replies with one array field changed in each."""
         changed = {client: replace(m, **{name: function(getattr(m, name))}) for client, m in self.messages.items()}
         return replace(self, messages=changed)
+
+    def rows(self, name: str, numbers: Tensor) -> Replies[M]:
+        """The same replies with some rows only of one array field."""
+        return self.change(name, lambda values: values[numbers])
 
     def blend(self, name: str, weights: Tensor) -> Tensor:
         """The weighted sum over clients of an array field; weights are [K], or [K, N or 1, C or 1], and sum to one."""
@@ -73,9 +86,34 @@ class Replies(Mapping[str, M], Generic[M]):
             weights = weights.unsqueeze(-1)
         return (values.double() * weights.double()).sum(0).to(values.dtype)
 
+    def average(self, name: str, weights: Tensor) -> dict[str, Tensor]:
+        """The weighted mean over clients of a mapping of arrays; integers are taken from the first client."""
+        first, *others = [(client, getattr(message, name)) for client, message in self.messages.items()]
+        kinds = _kinds(first[1])
+        for client, mapping in others:
+            if different := sorted({key for key, _ in kinds.items() ^ _kinds(mapping).items()}):
+                raise FedstillError(
+                    f"{client} sends other {name} than {first[0]} (for example {different[0]}): they have different "
+                    "architectures, and cannot be averaged."
+                )
+        sums = {key: torch.zeros(value.shape, dtype=torch.float64) for key, value in first[1].items()}
+        for (_, mapping), weight in zip([first, *others], weights.tolist(), strict=True):
+            for key, value in mapping.items():
+                sums[key] += weight * value.double()
+        return {
+            key: sums[key].to(value.dtype if value.dtype == torch.float64 else torch.float32)
+            if value.is_floating_point()
+            else value
+            for key, value in first[1].items()
+        }
+
     def mean(self, name: str) -> Tensor:
         """The blend in which everybody counts the same."""
         return self.blend(name, uniform(len(self)))
+
+
+def _kinds(mapping: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, bool]]:
+    return {key: (value.shape, value.is_floating_point()) for key, value in mapping.items()}
 
 
 def uniform(clients: int) -> Tensor:

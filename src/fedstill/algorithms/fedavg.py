@@ -1,0 +1,43 @@
+"""FedAvg: the mean of everybody's parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedstill.algorithms.base import Algorithm, Federation, Role
+from fedstill.parties.client import Client
+from fedstill.parties.server import Server
+from fedstill.wire.messages import Done, Message, Parameters, Width
+from fedstill.wire.replies import Replies
+
+
+@dataclass(frozen=True)
+class FedAvg(Algorithm):
+    """theta = sum_k (n_k/n) theta^k after E epochs of cross-entropy at every client (FedID Eqs. 1-3).
+
+    Everybody starts from the server's theta_0: the mean of different random heads is nobody's model. `width: bf16` (or
+    fp16) halves the bytes and rounds what travels; averaging is always exact.
+    """
+
+    width: Width = "fp32"
+
+    needs: ClassVar[frozenset[str]] = frozenset({"parameters"})
+    messages: ClassVar[tuple[type[Message], ...]] = (Parameters, Done)
+    paper: ClassVar[str] = "FedAvg (McMahan 2017), as in FedID"
+    role: ClassVar[Role] = "baseline"
+    cost: ClassVar[str] = "P(K+1)"
+
+    def start(self, fed: Federation) -> Parameters:
+        return Parameters.of(fed.server.parameters(), self.width)
+
+    def digest(self, me: Client, answer: Parameters) -> None:
+        me.set_parameters(answer.parameters)  # Eq. 1
+
+    def opine(self, me: Client) -> Parameters:
+        me.train()  # Eq. 2
+        return Parameters.of(me.parameters(), self.width)
+
+    def server(self, me: Server, ups: Replies[Parameters]) -> Parameters:
+        me.set_parameters(ups.average("parameters", ups.shares))  # Eq. 3
+        return Parameters.of(me.parameters(), self.width)

@@ -1,0 +1,126 @@
+"""FedDF: averages by architecture, each refined by an ensemble of all received models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedstill.algorithms.base import Algorithm, Federation, Positive, Role
+from fedstill.learning.losses import ce, kl
+from fedstill.parties.client import Client
+from fedstill.parties.party import Party
+from fedstill.parties.server import Server
+from fedstill.wire.messages import Done, Hello, Message, Parameters, Width
+from fedstill.wire.replies import Replies
+
+
+@dataclass(frozen=True)
+class FedDF(Algorithm):
+    """For every architecture: theta = sum_k (n_k/n) theta^k, then KL(s(mean_k z^k) || f) with all received models.
+
+    The server computes the teachers' logits itself, so the public set does not travel. Its phase has a cosine schedule;
+    `rate` is 1e-3, as in the paper, for models trained from scratch, and the family's own for pretrained ones, which
+    1e-3 would destroy. Where the server keeps labelled rows, the epoch with the smallest loss on them is kept (the
+    plain average among them), and `patience` epochs without a smaller one end the phase.
+    """
+
+    rate: Positive | None = None
+    patience: Annotated[int, Field(ge=1)] = 2
+    width: Width = "fp32"
+
+    needs: ClassVar[frozenset[str]] = frozenset({"public"})
+    messages: ClassVar[tuple[type[Message], ...]] = (Parameters, Done)
+    paper: ClassVar[str] = "FedDF (Lin 2020), as in FedID"
+    role: ClassVar[Role] = "baseline"
+    cost: ClassVar[str] = "P(K+1)"
+
+    def start(self, fed: Federation) -> Mapping[str, Message]:
+        me = fed.server
+        for architecture in _groups(fed.clients):
+            if architecture != me.model.architecture:
+                me.memory[_slot(architecture)] = me.model_from(None, architecture).parameters()
+        return self._answers(me, fed.clients)
+
+    def digest(self, me: Client, answer: Parameters) -> None:
+        me.set_parameters(answer.parameters)
+
+    def opine(self, me: Client) -> Parameters:
+        me.train()
+        return Parameters.of(me.parameters(), self.width)
+
+    def server(self, me: Server, ups: Replies[Parameters]) -> Mapping[str, Message]:
+        active = {name: ups.clients[name] for name in ups}
+        logits = [me.model_from(ups[name].parameters, hello.architecture).predict() for name, hello in active.items()]
+        ensemble = torch.stack(logits).mean(0)
+        for architecture, names in (_groups(active) | {me.model.architecture: _own(me, active)}).items():
+            own = ups.only(names)
+            student: Party = me if architecture == me.model.architecture else me.model_from(None, architecture)
+            if names:  # nobody active may have the server's own architecture
+                student.set_parameters(own.average("parameters", own.shares))
+            self._refine(student, ensemble)
+            if student is not me:
+                me.memory[_slot(architecture)] = student.parameters()
+        return self._answers(me, ups.clients)
+
+    def _refine(self, student: Party, ensemble: Tensor) -> None:
+        scratch_rate = 1e-3 if student.spec.model.is_small else None
+        changes = {"schedule": "cosine", "rate": self.rate or student.spec.distill.rate or scratch_rate}
+        settings = student.spec.distill.model_copy(update=changes)
+        best = (
+            _Best(student, self.patience) if student.data.labelled is not None and len(student.data.labelled) else None
+        )
+        student.distill(ensemble, kl, settings=settings, until=best)
+        if best is not None:
+            student.set_parameters(best.parameters)
+
+    def _answers(self, me: Server, clients: Mapping[str, Hello]) -> dict[str, Message]:
+        """To everybody, active or not, the model of its architecture."""
+        answers: dict[str, Message] = {}
+        for architecture, names in _groups(clients).items():
+            own = me.parameters() if architecture == me.model.architecture else me.memory[_slot(architecture)]
+            assert isinstance(own, dict)
+            answers |= dict.fromkeys(names, Parameters.of(own, self.width))
+        return answers
+
+
+class _Best:
+    """The parameters with the smallest loss on the labelled rows so far."""
+
+    def __init__(self, party: Party, patience: int) -> None:
+        self.party, self.patience = party, patience
+        self.loss, self.waited = math.inf, 0
+        self()
+
+    def __call__(self) -> bool:
+        """Whether `patience` epochs have passed without a smaller loss."""
+        data = self.party.data.labelled
+        assert data is not None
+        assert data.labels is not None
+        loss = float(ce(self.party.predict(data), data.labels).mean())
+        self.waited += 1
+        if loss < self.loss:
+            self.loss, self.waited, self.parameters = loss, 0, self.party.parameters()
+        return self.waited >= self.patience
+
+
+def _groups(clients: Mapping[str, Hello]) -> dict[str, list[str]]:
+    """Clients by architecture."""
+    groups: dict[str, list[str]] = {}
+    for name, hello in clients.items():
+        groups.setdefault(hello.architecture, []).append(name)
+    return groups
+
+
+def _own(me: Server, clients: Mapping[str, Hello]) -> list[str]:
+    return _groups(clients).get(me.model.architecture, [])
+
+
+def _slot(architecture: str) -> str:
+    """The memory's name for the model of an architecture that is not the server's."""
+    return f"model of {architecture.replace('/', ' ')}"

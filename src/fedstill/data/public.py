@@ -1,0 +1,103 @@
+"""Public samples from another corpus: text that everybody may see, whatever its labels were."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from fedstill.data.corpora import CorpusSpec, load_public
+from fedstill.data.corpus import Corpus, Ints
+from fedstill.data.partition import Partition
+from fedstill.errors import FedstillError
+from fedstill.plugins import nearest
+from fedstill.randomness import generator
+from fedstill.settings import Settings
+
+
+class PublicSpec(Settings):
+    """A corpus as `corpus:` names one, and how much of it is public; its labels are never read."""
+
+    corpus: CorpusSpec
+    rows: int | None = Field(default=None, ge=1)
+    """At most so many, drawn at random."""
+    only: list[str] | None = None
+    """These domains of it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"corpus": value}
+        if not isinstance(value, dict) or "corpus" in value:
+            return value
+        own = {key: value[key] for key in ("rows", "only") if key in value}
+        return {"corpus": {key: part for key, part in value.items() if key not in own}, **own}
+
+
+def with_public(corpus: Corpus, parts: Partition, spec: PublicSpec, seed: int) -> tuple[Corpus, Partition]:
+    """The corpus with another one's texts behind its own, and the partition with those as its public rows.
+
+    The public rows that the partition had set aside go unused, so that the private ones are the same either way.
+    """
+    other = load_public(spec.corpus)
+    if (corpus.pairs is None) != (other.pairs is None):
+        raise FedstillError(
+            f"public: {corpus.name} holds {_kind(corpus)} and {other.name} {_kind(other)}; name as many columns in "
+            "`public.text` as in `corpus.text`."
+        )
+    rows = _in_domains(other, spec.only)
+    known = set(_keys(corpus, np.arange(len(corpus))))
+    new = rows[[key not in known for key in _keys(other, rows)]]
+    if not len(new):
+        raise FedstillError(f"public: every text of {other.name} is in {corpus.name} already; name another corpus.")
+    counts = {f"texts of {other.name} that the corpus has too": len(rows) - len(new)}
+    if spec.rows is not None and spec.rows < len(new):
+        new = np.sort(generator(seed, 0, "federation", "public corpus").choice(new, spec.rows, replace=False))
+    counts[f"public rows from {other.name}"] = len(new)
+    return _joined(corpus, other, new, counts), replace(
+        parts,
+        public=np.arange(len(corpus), len(corpus) + len(new)),
+        unused=np.sort(np.concatenate([parts.unused, parts.public])),
+        counts=parts.counts | {"public rows of the corpus itself": len(parts.public)},
+    )
+
+
+def _kind(corpus: Corpus) -> str:
+    return "single texts" if corpus.pairs is None else "pairs of texts"
+
+
+def _in_domains(other: Corpus, only: list[str] | None) -> Ints:
+    if only is None:
+        return np.arange(len(other))
+    for name in only:
+        if name not in other.domain_names:
+            raise FedstillError(
+                f"public.only: {other.name} has no domain {name!r}; {nearest(name, other.domain_names)}"
+            )
+    assert other.domains is not None
+    return np.flatnonzero(np.isin(other.domains, [other.domain_names.index(name) for name in only]))
+
+
+def _keys(corpus: Corpus, rows: Ints) -> list[str]:
+    """Texts up to case and spacing, as the corpus groups them."""
+    pairs = corpus.pairs or [""] * len(corpus)
+    return ["\n".join(" ".join(text.casefold().split()) for text in (corpus.texts[row], pairs[row])) for row in rows]
+
+
+def _joined(corpus: Corpus, other: Corpus, rows: Ints, counts: dict[str, int]) -> Corpus:
+    nothing = np.full(len(rows), -1, np.int64)
+    groups = np.arange(len(corpus)) if corpus.groups is None else corpus.groups
+    own_groups = groups.max() + 1 + np.arange(len(rows))
+    return replace(
+        corpus,
+        texts=[*corpus.texts, *(other.texts[row] for row in rows)],
+        pairs=None if corpus.pairs is None else [*corpus.pairs, *((other.pairs or [])[row] for row in rows)],
+        labels=np.concatenate([corpus.labels, nothing]),
+        domains=None if corpus.domains is None else np.concatenate([corpus.domains, nothing]),
+        groups=np.concatenate([groups, own_groups]),
+        held_out=None if corpus.held_out is None else np.concatenate([corpus.held_out, nothing == 0]),
+        counts=corpus.counts | counts,
+    )

@@ -1,0 +1,81 @@
+"""How much a sample's label moves another loss through one step of the model that learns from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fedstill.data.tokens import Examples
+from fedstill.learning.losses import ce
+from fedstill.learning.phases import Phase
+from fedstill.learning.predict import forward
+from fedstill.randomness import Stream
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A phase as it stands before a step: enough to look at the step again."""
+
+    phase: Phase
+    theta: Mapping[str, Tensor]
+    stream: Stream
+    rate: float
+
+    @classmethod
+    def of(cls, phase: Phase) -> Moment:
+        """Now; costs a copy of the parameters in memory."""
+        theta = {name: value.detach().clone() for name, value in phase.model.named_parameters()}
+        return cls(phase, theta, phase.stream.copy(), phase.current_rate)
+
+    def influence(self, rows: Tensor, direction: Mapping[str, Tensor]) -> Tensor:
+        """S_bc = <grad log p_bc(theta), v>, [B, C]: one forward pass with the dropout masks of the step itself."""
+        phase = self.phase
+        batch = phase.data.batch(rows, phase.device)
+
+        def log_probabilities(theta: Mapping[str, Tensor]) -> Tensor:
+            return forward(_With(phase.model, theta), batch).log_softmax(-1)
+
+        phase.model.train()
+        with self.stream.copy()(), differentiable():
+            influence: Tensor = jvp(log_probabilities, (dict(self.theta),), (dict(direction),))[1]
+        return influence.detach().cpu()
+
+
+class _With(nn.Module):
+    """A model with other parameters."""
+
+    def __init__(self, model: nn.Module, theta: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.parts = (model, dict(theta))  # in a tuple, so that nothing is registered
+
+    def forward(self, **batch: Tensor) -> Any:
+        """What the model returns with them."""
+        model, theta = self.parts
+        return functional_call(model, theta, (), batch)
+
+
+def gradient(model: nn.Module, data: Examples, device: torch.device) -> dict[str, Tensor]:
+    """v = grad L(theta) on labelled rows, in eval mode; parameters that do not matter have zeros."""
+    assert data.labels is not None
+    was_training = model.training
+    model.eval()
+    named = dict(model.named_parameters())
+    loss = ce(forward(model, data.batch(torch.arange(len(data)), device)), data.labels.to(device)).mean()
+    found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    model.train(was_training)
+    return {name: torch.zeros_like(p) if g is None else g for (name, p), g in zip(named.items(), found, strict=True)}
+
+
+@contextmanager
+def differentiable() -> Iterator[None]:
+    """Kernels that can be differentiated in the forward direction; the step itself must use them too, or its dropout
+    masks are others."""
+    with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
+        yield

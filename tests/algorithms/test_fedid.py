@@ -1,0 +1,283 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import fedstill
+from fedstill.algorithms import make
+from fedstill.algorithms.fedid import FedID, Lesson
+from fedstill.data.tokens import Examples
+from fedstill.errors import FedstillError
+from fedstill.models import ModelSpec, build
+from fedstill.wire.messages import Hello, Scores
+from fedstill.wire.replies import Replies
+
+RATE = 0.5
+SIZES = {"books": 10, "films": 20, "shoes": 70}
+ALL = torch.arange(12)
+
+
+class Scene:
+    """A server and three clients in float64, without dropout, one plain gradient step at a time."""
+
+    def __init__(self, bench, model="bow", rate=RATE):
+        self.bench = bench
+        settings = {"rate": rate, "optimiser": "sgd", "schedule": "constant", "batch": 12, "epochs": 1}
+        self.server = bench.server(labelled=bench.rows(bench.test), distill=settings)
+        self.clients = {name: bench.client(name, distill=settings) for name in SIZES}
+        for number, party in enumerate([self.server, *self.clients.values()]):
+            if model == "bert-tiny":
+                party._model = self._bert(number)
+            party.model.module.double()
+            torch.manual_seed(number)
+            for value in party.model.module.parameters():
+                value.data += 0.1 * torch.randn_like(value)
+        self.lesson = Lesson(12, 1, sum(SIZES.values()), torch.empty(0, dtype=torch.int32))
+
+    def _bert(self, seed):
+        model = build(ModelSpec(name="bert-tiny"), ("bad", "fine", "good"), "bert-tiny", seed)
+        for module in model.module.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+            elif hasattr(module, "dropout_prob"):  # the attention's own
+                module.dropout_prob = 0.0
+        model.module.config.attention_probs_dropout_prob = 0.0
+        return model
+
+    def shares(self):
+        return {name: size / sum(SIZES.values()) for name, size in SIZES.items()}
+
+    def hear(self):
+        messages = {name: Scores(party.predict()) for name, party in self.clients.items()}
+        return Replies(messages, {name: Hello(size) for name, size in SIZES.items()})
+
+    def teach(self, algorithm):
+        return algorithm.teach(self.server, self.lesson, ALL, self.hear(), np.random.default_rng(0))
+
+    def inputs(self, rows):
+        return self.bench.rows(rows).batch(ALL, torch.device("cpu"))
+
+    def logits(self, party, parameters, rows):
+        with sdpa_kernel(SDPBackend.MATH):  # the others cannot be differentiated twice
+            output = functional_call(party.model.module, parameters, (), self.inputs(rows))
+        return output if isinstance(output, torch.Tensor) else output.logits
+
+    def validation_loss(self, ensemble, changed=None):
+        """L_val after a plain step of the server, as a function of the clients' parameters, by autograd alone."""
+        theta = {name: p.detach().clone().requires_grad_() for name, p in self.server.model.module.named_parameters()}
+        own = {name: dict(party.model.module.named_parameters()) for name, party in self.clients.items()} | (
+            changed or {}
+        )
+        spoken = {name: self.logits(party, own[name], self.bench.public) for name, party in self.clients.items()}
+        if ensemble == "probabilities":
+            y = sum(share * spoken[name].softmax(-1) for name, share in self.shares().items())
+        else:
+            y = sum(share * spoken[name] for name, share in self.shares().items()).softmax(-1)
+        log_p = self.logits(self.server, theta, self.bench.public).log_softmax(-1)
+        loss = -(y * log_p).sum(-1).mean()
+        gradients = torch.autograd.grad(loss, list(theta.values()), create_graph=True, allow_unused=True)
+        rate = self.server.spec.distill.rate
+        stepped = {n: p if g is None else p - rate * g for (n, p), g in zip(theta.items(), gradients, strict=True)}
+        return F.cross_entropy(
+            self.logits(self.server, stepped, self.bench.test), self.bench.labels[self.bench.test].long()
+        )
+
+
+def flat(gradients):
+    return torch.cat([g.flatten() for g in gradients if g is not None])
+
+
+def feedback_gradient(scene, algorithm, lesson, name):
+    """The gradient of what our client minimises, with the transfer term off."""
+    me = scene.clients[name]
+    me.__dict__["data"] = replace(me.data, train=Examples(me.data.train.store, np.zeros(SIZES[name], int)))
+    parameters = [p for p in me.model.module.parameters() if p.requires_grad]
+    logits = scene.logits(me, dict(me.model.module.named_parameters()), scene.bench.public)
+    phase = me.phase("converse", 1)
+    phase.taken = 1  # no measurement of norms here
+    loss = algorithm.client_step(me, phase, lesson, 0, ALL, me.predict(), logits)
+    return parameters, torch.autograd.grad(loss, parameters, allow_unused=True)
+
+
+@pytest.mark.parametrize("model", ["bow", "bert-tiny"])
+@pytest.mark.parametrize("ensemble", ["probabilities", "logits"])
+def test_exact_feedback_is_the_gradient_through_the_unrolled_server_step(bench, ensemble, model):
+    scene = Scene(bench, model, rate=RATE if model == "bow" else 0.05)
+    expected = {
+        name: torch.autograd.grad(
+            scene.validation_loss(ensemble), list(party.model.module.parameters()), allow_unused=True
+        )
+        for name, party in scene.clients.items()
+    }
+    algorithm = FedID(feedback="exact", ensemble=ensemble, transfer=False)
+    lesson = scene.teach(algorithm)
+    for name in SIZES:
+        _, ours = feedback_gradient(scene, algorithm, lesson, name)
+        error = (flat(ours) - flat(expected[name])).norm() / flat(expected[name]).norm()
+        assert error < 1e-6
+
+
+@pytest.mark.parametrize("ensemble", ["probabilities", "logits"])
+def test_exact_feedback_agrees_with_finite_differences(bench, ensemble):
+    scene = Scene(bench)
+    torch.manual_seed(3)
+    moves = {name: torch.randn_like(p) for name, p in scene.clients["films"].model.module.named_parameters()}
+
+    def moved(size):
+        own = {n: p.detach() + size * moves[n] for n, p in scene.clients["films"].model.module.named_parameters()}
+        return scene.validation_loss(ensemble, {"films": own}).item()
+
+    slope = (moved(1e-4) - moved(-1e-4)) / 2e-4
+    algorithm = FedID(feedback="exact", ensemble=ensemble, transfer=False)
+    _, ours = feedback_gradient(scene, algorithm, scene.teach(algorithm), "films")
+    predicted = sum(float((g * moves[name]).sum()) for g, name in zip(ours, moves, strict=True))
+    assert predicted == pytest.approx(slope, rel=1e-4)
+
+
+def step_of(scene, algorithm):
+    before = {name: p.detach().clone() for name, p in scene.server.model.module.named_parameters()}
+    lesson = scene.teach(algorithm)
+    after = dict(scene.server.model.module.named_parameters())
+    loss = F.cross_entropy(scene.logits(scene.server, after, scene.bench.test), scene.bench.labels[scene.bench.test])
+    v = torch.autograd.grad(loss, list(after.values()))
+    along = sum((g * (after[name] - before[name])).sum().item() for g, name in zip(v, after, strict=True))
+    return lesson, along
+
+
+@pytest.mark.parametrize("ensemble", ["hard", "probabilities"])
+def test_per_client_credits_sum_to_what_the_step_did_along_the_validation_gradient(bench, ensemble):
+    lesson, along = step_of(Scene(bench), FedID(feedback="per_client", ensemble=ensemble))
+    assert set(lesson.credits) == set(SIZES)
+    assert sum(float(h) for h in lesson.credits.values()) == pytest.approx(-along, rel=1e-9)
+
+
+def test_per_client_credits_approach_the_loss_difference_as_the_rate_goes_to_zero(bench):
+    off = []
+    for rate in (1e-1, 1e-2, 1e-3):
+        credits = Scene(bench, rate=rate).teach(FedID(feedback="per_client")).credits
+        difference = Scene(bench, rate=rate).teach(FedID()).feedback
+        off.append(abs(sum(float(h) for h in credits.values()) / float(difference) - 1))
+    assert off[0] > off[1] > off[2]
+    assert off[2] < 1e-2
+
+
+def test_loss_diff_is_the_validation_loss_before_less_the_one_after(bench):
+    scene = Scene(bench)
+
+    def validation():
+        logits = scene.server.predict(scene.server.data.labelled)
+        return float(F.cross_entropy(logits, bench.labels[bench.test]))
+
+    before = validation()
+    lesson = scene.teach(FedID())
+    assert float(lesson.feedback) == pytest.approx(before - validation(), rel=1e-12)
+    assert lesson.feedback.shape == (1,)
+    assert float(lesson.feedback) != 0
+
+
+def test_the_server_steps_on_the_votes_of_everybody_weighed_by_size(bench):
+    scene = Scene(bench)
+    heard = scene.hear()
+    theta = {name: p.detach().clone().requires_grad_() for name, p in scene.server.model.module.named_parameters()}
+    logits = scene.logits(scene.server, theta, bench.public)
+    loss = sum(share * F.cross_entropy(logits, heard[name].logits.argmax(-1)) for name, share in scene.shares().items())
+    gradients = torch.autograd.grad(loss, list(theta.values()))
+    scene.teach(FedID())
+    for (name, value), gradient in zip(theta.items(), gradients, strict=True):
+        torch.testing.assert_close(scene.server.parameters()[name], (value - RATE * gradient).detach())
+
+
+def test_a_client_steps_towards_the_ensemble_and_by_the_feedback_towards_its_own_labels(bench):
+    scene = Scene(bench)
+    algorithm = FedID(strength=3.0)
+    heard, lesson = scene.hear(), scene.teach(algorithm)
+    ensemble = sum(share * heard[name].logits for name, share in scene.shares().items())
+    torch.testing.assert_close(lesson.ensemble, ensemble)
+    me = scene.clients["films"]
+    me.__dict__["data"] = replace(me.data, train=Examples(me.data.train.store, np.zeros(20, int)))
+    theta = {name: p.detach().clone().requires_grad_() for name, p in me.model.module.named_parameters()}
+    logits = scene.logits(me, theta, bench.public)
+    own = F.cross_entropy(logits, heard["films"].logits.argmax(-1))
+    loss = F.cross_entropy(logits, ensemble.argmax(-1)) + 3.0 * 0.2 * float(lesson.feedback) * own
+    gradients = torch.autograd.grad(loss, list(theta.values()))
+    me.memory |= {"asked": ALL, "said": heard["films"].logits}
+    algorithm.learn(me, lesson)
+    for (name, value), gradient in zip(theta.items(), gradients, strict=True):
+        torch.testing.assert_close(me.parameters()[name], (value - RATE * gradient).detach())
+
+
+def test_a_chunk_is_as_many_steps_of_a_batch_each_and_a_feedback_for_each(bench):
+    scene = Scene(bench)
+    lesson = FedID(chunk=3).teach(
+        scene.server, replace(scene.lesson, batch=5, steps=3), ALL, scene.hear(), np.random.default_rng(0)
+    )
+    assert lesson.feedback.shape == (3,)  # 5, 5 and 2 rows
+    assert scene.server.phase("converse", 3).taken == 3
+    exchanges = list(FedID(chunk=2)._exchanges(np.random.default_rng(0), 12, epochs=2, batch=5))
+    assert [len(rows) for rows in exchanges] == [10, 2, 10, 2]
+    for epoch in (exchanges[:2], exchanges[2:]):
+        assert sorted(torch.cat(epoch).tolist()) == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"feedback": "exact"}, "argmax"),
+        ({"feedback": "per_client", "ensemble": "logits"}, "sums over clients"),
+        ({"feedback": "none", "transfer": False}, "learn nothing"),
+        ({"feedback": "loss"}, "feedback"),
+        ({"chunk": 0}, "chunk"),
+        ({"strength": -1}, "strength"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, sentence):
+    with pytest.raises(FedstillError, match=sentence):
+        make({"name": "FedID", **options})
+
+
+LABELLED = {"kind": "domain", "public": 0.3, "labelled_public": 0.2}
+
+
+def test_without_labelled_rows_at_the_server_it_is_refused_before_anything_runs(experiment, tmp_path):
+    with pytest.raises(FedstillError, match="labelled_public"):
+        fedstill.run(experiment(algorithm="FedID"), tmp_path / "run")
+
+
+OPTIONS = [
+    {},
+    {"feedback": "per_client"},
+    {"feedback": "exact", "ensemble": "logits"},
+    {"feedback": "none"},
+    {"transfer": False, "chunk": 2},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_conversation_runs_and_its_record_is_complete(experiment, tmp_path, options):
+    chosen = experiment(algorithm={"name": "FedID", **options}, partition=LABELLED)
+    record = fedstill.run(chosen, tmp_path / "run")
+    stages = {(line["party"], line["stage"]) for line in record.metrics if "stage" in line}
+    assert {("server", "distilled"), ("books", "trained"), ("books", "distilled")} <= stages
+    ratios = [line for line in record.metrics if line.get("observation") == "gradient norms"]
+    assert len(ratios) == (0 if options.get("feedback") == "none" else 2 * 3)
+    lines = [json.loads(line) for line in (record.folder / "ledger.jsonl").read_text().splitlines()]
+    up = sum(line["payload"] for line in lines if line["message"] == "Scores")
+    public = 3 * (18 - 4)  # of 60 rows a domain 30%, less a fifth of them
+    assert up == 2 * 1 * 3 * public * 3 * 4  # rounds, epochs, clients, rows, classes, bytes
+
+
+def test_a_public_set_smaller_than_a_batch_is_one_step_a_pass_and_said(experiment, tmp_path):
+    chosen = experiment(algorithm="FedID", partition=LABELLED, train={"epochs": 1, "batch": 64}, rounds=1)
+    record = fedstill.run(chosen, tmp_path / "run")
+    assert any("smaller than a batch" in note for note in record.summary["notes"])
+
+
+def test_who_diverges_is_told_what_to_lower(experiment, tmp_path):
+    distill = {"rate": 1e38, "optimiser": "sgd"}
+    with pytest.raises(FedstillError, match=r"distill\.rate"):
+        fedstill.run(experiment(algorithm="FedID", partition=LABELLED, distill=distill), tmp_path / "run")
