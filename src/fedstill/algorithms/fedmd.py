@@ -1,0 +1,85 @@
+"""FedMD: a consensus on a few public samples a round, and no model at the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedstill.algorithms.base import Algorithm, Answers, Federation, Role
+from fedstill.data.tokens import Examples
+from fedstill.learning.losses import Distillation, distillation
+from fedstill.parties.client import Client
+from fedstill.wire.messages import Done, Message, Scores, array
+
+
+@dataclass(frozen=True)
+class Labels(Message):
+    """The classes of the public rows that the server has labels of."""
+
+    labels: Tensor = array("labelled")
+
+
+@dataclass(frozen=True)
+class Consensus(Message):
+    """The mean opinion on the public rows asked about last, and the rows asked about next."""
+
+    rows: Tensor | None = array("next", optional=True)
+    last: Tensor | None = array("last", optional=True)
+    logits: Tensor | None = array("last", "labels", optional=True)
+
+
+@dataclass(frozen=True)
+class FedMD(Algorithm):
+    """Clients minimise MAE(z, mean_k z^k) on a fresh random public subset, then CE on their own rows (Algorithm 1).
+
+    Where the server has labelled rows, everybody trains on them first (`pretrain: false`: nobody does). A run ends with
+    digesting, as every method's here; the paper's last step is one more revisit.
+    """
+
+    subset: Annotated[int, Field(ge=1)] = 5000
+    client_loss: Distillation = "l1"
+    pretrain: bool = True
+
+    needs: ClassVar[frozenset[str]] = frozenset({"public"})
+    has_server_model: ClassVar[bool] = False
+    messages: ClassVar[tuple[type[Message], ...]] = (Labels, Scores, Consensus, Done)
+    paper: ClassVar[str] = "FedMD (Li and Wang 2019)"
+    role: ClassVar[Role] = "baseline"
+    cost: ClassVar[str] = "N_r C (K+1)"
+
+    def start(self, fed: Federation) -> None:
+        labelled = fed.server.data.labelled
+        if self.pretrain and labelled is not None and labelled.labels is not None and len(labelled):
+            fed.call("transfer", Labels(labelled.labels.int()), clients=list(fed.clients))
+
+    def round(self, fed: Federation, answer: Answers) -> Consensus:
+        public = len(fed.server.data.public)
+        chosen = fed.server.generator("subset").choice(public, min(self.subset, public), replace=False)
+        rows = torch.from_numpy(np.sort(chosen)).int()
+        question = replace(answer, rows=rows) if isinstance(answer, Consensus) else Consensus(rows)
+        ups = fed.call("communicate", question)
+        return Consensus(last=rows, logits=ups.mean("logits"))  # aggregate; distributed with the next question
+
+    def transfer(self, me: Client, known: Labels) -> Done:
+        """Learn the labelled public rows, before the first own training."""
+        labelled = me.data.labelled
+        assert labelled is not None
+        losses = me.train(Examples(labelled.store, labelled.rows, known.labels.long()))
+        return Done(loss=min(losses.mean))
+
+    def communicate(self, me: Client, question: Consensus) -> Scores:
+        """Digest the last consensus, revisit the own rows, and speak of the next subset."""
+        self._digest(me, question)
+        me.train()
+        me.evaluate("trained")
+        assert question.rows is not None
+        return Scores(me.predict(me.data.public.pick(question.rows.numpy())))
+
+    def digest(self, me: Client, answer: Consensus) -> None:
+        if answer.logits is not None and answer.last is not None:  # there is none in the first round
+            me.distill(answer.logits, distillation(self.client_loss), rows=answer.last.numpy())
