@@ -15,6 +15,8 @@ from rich.text import Text
 from fedstill.engines.plan import SERVER, Plan
 from fedstill.units import size_text
 
+NAMES = {"f1": "F1", "macro_f1": "macro F1", "accuracy": "accuracy", "matthews": "Matthews", "positive_f1": "F1"}
+
 
 class Progress:
     """Listens to a run's events; `with Progress(console) as tell: run(..., tell=tell)`."""
@@ -28,6 +30,7 @@ class Progress:
         self.boundary_s = 0.0
         self.bytes = 0
         self.state = "starting"
+        self.metric = "f1"
 
     def __enter__(self) -> Progress:
         if self.console.is_terminal:
@@ -62,6 +65,7 @@ class Progress:
 
     def _begin(self, plan: Plan, after: int, counts: dict[str, int]) -> None:
         self.rounds, self.round, self.first = plan.rounds, after, after
+        self.metric = plan.metrics[0]
         models = {SERVER: plan.server.model, **{name: spec.model for name, spec in plan.clients.items()}}
         self.parties = {name: {"model": str(model)} for name, model in models.items()}
         self.state = f"round {after + 1} of {plan.rounds}"
@@ -83,18 +87,20 @@ class Progress:
     def _measured(self, metric: dict[str, Any]) -> None:
         if metric.get("split") != "test":
             return
-        self.parties.setdefault(metric["party"], {})["f1"] = metric["f1"]
+        score = metric[self.metric]
+        self.parties.setdefault(metric["party"], {})["score"] = score
         if self.live is None:
-            self._say(f"  round {metric['round']}: {metric['party']} {metric['stage']}, F1 {100 * metric['f1']:.1f}")
+            what = f"{metric['party']} {metric['stage']}, {NAMES[self.metric]} {100 * score:.1f}"
+            self._say(f"  round {metric['round']}: {what}")
 
     def _round_done(self, event: dict[str, Any]) -> None:
         self.round, self.bytes = event["round"], sum(event["bytes"].values())
         self.boundary_s = time.monotonic() - self.started
-        server = self.parties.get(SERVER, {}).get("f1")
-        clients = [party["f1"] for name, party in self.parties.items() if name != SERVER and "f1" in party]
-        f1 = f"server F1 {100 * server:.1f}, " if server is not None else ""
+        server = self.parties.get(SERVER, {}).get("score")
+        clients = [party["score"] for name, party in self.parties.items() if name != SERVER and "score" in party]
+        own = f"server {NAMES[self.metric]} {100 * server:.1f}, " if server is not None else ""
         mean = f"clients' mean after training {100 * sum(clients) / len(clients):.1f}, " if clients else ""
-        self._say(f"{self.title}round {self.round}/{self.rounds}: {f1}{mean}{size_text(self.bytes)}, {self._times()}")
+        self._say(f"{self.title}round {self.round}/{self.rounds}: {own}{mean}{size_text(self.bytes)}, {self._times()}")
         self.state = (
             f"round {min(self.round + 1, self.rounds)} of {self.rounds}" if self.round < self.rounds else "finishing"
         )
@@ -112,23 +118,23 @@ class Progress:
 
     def _table(self) -> Group:
         table = Table(box=None, padding=(0, 2, 0, 0))
-        for column in ("party", "model", "doing", "", "loss", "F1"):
+        for column in ("party", "model", "doing", "", "loss", NAMES[self.metric]):
             table.add_column(
                 column,
-                justify="right" if column in ("loss", "F1") else "left",
+                justify="right" if column in ("loss", NAMES[self.metric]) else "left",
                 style="dim" if column == "model" else None,
             )
         for name, party in self.parties.items():
             phase = party.get("phase", "")
             steps = party.get("steps") or 1
             done = steps if phase == "done" else party.get("done", 0)
-            loss, f1 = party.get("loss", math.nan), party.get("f1", math.nan)
+            loss, score = party.get("loss", math.nan), party.get("score", math.nan)
             table.add_row(
                 Text(name),
                 Text(party.get("model", "")),
                 "" if phase == "done" else phase,
                 ProgressBar(total=steps, completed=done, width=20),
                 "" if math.isnan(loss) else f"{loss:.3f}",
-                "" if math.isnan(f1) else f"{100 * f1:.1f}",
+                "" if math.isnan(score) else f"{100 * score:.1f}",
             )
         return Group(Text(f"{self.title}{self.state} · {size_text(self.bytes)} · {self._times()}"), table)

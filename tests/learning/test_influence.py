@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from fedstill.data.tokens import Examples, TokenStore
+from fedstill.errors import FedstillError
 from fedstill.learning.influence import Moment, differentiable, gradient
 from fedstill.learning.losses import ce, probability_ce
 from fedstill.learning.phases import Phase, PhaseSettings
@@ -69,3 +70,35 @@ def test_the_gradient_is_taken_in_eval_mode_and_leaves_no_trace(data):
     for ours, theirs in zip(found.values(), expected, strict=True):
         torch.testing.assert_close(ours, theirs)
     assert all(p.grad is None for p in phase.model.parameters())
+
+
+class Stubborn(torch.autograd.Function):
+    """A layer of somebody's own, with a backward derivative only."""
+
+    @staticmethod
+    def forward(inputs):
+        return inputs.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class OneWay(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Embedding(900, 3)
+
+    def forward(self, input_ids, attention_mask):
+        return Stubborn.apply(self.weight(input_ids).sum(1))
+
+
+def test_a_layer_without_a_forward_derivative_is_said(data):
+    phase = Phase(OneWay(), data, SETTINGS, rate=0.1, seed=1, steps=4)
+    direction = gradient(phase.model, data, phase.device)
+    with pytest.raises(FedstillError, match=r"OneWay has a layer without a forward derivative on cpu.*loss_diff"):
+        Moment.of(phase).influence(torch.arange(6), direction)

@@ -13,6 +13,7 @@ from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedstill.data.tokens import Examples
+from fedstill.errors import FedstillError
 from fedstill.learning.losses import ce
 from fedstill.learning.phases import Phase
 from fedstill.learning.predict import forward
@@ -43,8 +44,14 @@ class Moment:
             return forward(_With(phase.model, theta), batch).log_softmax(-1)
 
         phase.model.train()
-        with self.stream.copy()(), differentiable():
-            influence: Tensor = jvp(log_probabilities, (dict(self.theta),), (dict(direction),))[1]
+        try:
+            with self.stream.copy()(), differentiable():
+                influence: Tensor = jvp(log_probabilities, (dict(self.theta),), (dict(direction),))[1]
+        except NotImplementedError as error:  # a GRU on a GPU, or a layer of the user's own
+            where = f"{type(phase.model).__name__} has a layer without a forward derivative on {phase.device.type}"
+            raise FedstillError(
+                f"{where} ({error}); use another server model, `device: cpu`, or `feedback: loss_diff`."
+            ) from error
         return influence.detach().cpu()
 
 
@@ -67,7 +74,8 @@ def gradient(model: nn.Module, data: Examples, device: torch.device) -> dict[str
     was_training = model.training
     model.eval()
     named = dict(model.named_parameters())
-    loss = ce(forward(model, data.batch(torch.arange(len(data)), device)), data.labels.to(device)).mean()
+    with differentiable():  # cuDNN's recurrent layers have no gradient in eval mode
+        loss = ce(forward(model, data.batch(torch.arange(len(data)), device)), data.labels.to(device)).mean()
     found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
     model.train(was_training)
     return {name: torch.zeros_like(p) if g is None else g for (name, p), g in zip(named.items(), found, strict=True)}
@@ -75,7 +83,6 @@ def gradient(model: nn.Module, data: Examples, device: torch.device) -> dict[str
 
 @contextmanager
 def differentiable() -> Iterator[None]:
-    """Kernels that can be differentiated in the forward direction; the step itself must use them too, or its dropout
-    masks are others."""
+    """Only kernels with all derivatives; the step itself must use them too, or its dropout masks are others."""
     with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
         yield
