@@ -281,3 +281,20 @@ def test_who_diverges_is_told_what_to_lower(experiment, tmp_path):
     distill = {"rate": 1e38, "optimiser": "sgd"}
     with pytest.raises(FedstillError, match=r"distill\.rate"):
         fedstill.run(experiment(algorithm="FedID", partition=LABELLED, distill=distill), tmp_path / "run")
+
+
+def test_client_rate_is_a_factor_on_the_clients_steps_alone(bench):
+    moved = []
+    for rate in (1.0, 0.25):
+        scene = Scene(bench)
+        lesson = scene.teach(FedID(client_rate=rate, feedback="none"))
+        me = scene.clients["films"]
+        me.memory |= {"asked": ALL, "said": me.predict()}
+        before = me.parameters()
+        FedID(client_rate=rate, feedback="none").learn(me, lesson)
+        moved.append(torch.cat([(me.parameters()[name] - value).flatten() for name, value in before.items()]))
+        server = scene.server.parameters()
+    torch.testing.assert_close(moved[1], 0.25 * moved[0])
+    other = Scene(bench)
+    other.teach(FedID(feedback="none"))
+    assert all(torch.equal(other.server.parameters()[name], value) for name, value in server.items())

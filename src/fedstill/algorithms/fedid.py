@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedstill.algorithms.base import Algorithm, Answers, Federation, NotNegative
+from fedstill.algorithms.base import Algorithm, Answers, Federation, NotNegative, Positive
 from fedstill.algorithms.mhat import one_hot
 from fedstill.data.tokens import Examples
 from fedstill.errors import FedstillError
@@ -61,6 +61,7 @@ class FedID(Algorithm):
     (`probabilities`) or s(sum_k (n_k/n) z^k) (`logits`). `exact` sends the gradient of Eq. 14; `per_client` divides the
     credit by what each client's labels did; both look at Eq. 12 as printed, a plain step with the current rate.
     `feedback: none` and `transfer: false` are Table 4's ablations. With `chunk`, so many batches go in one exchange.
+    `client_rate` is a factor on the clients' rates: weak clients run after their own votes, until all say one class.
     """
 
     feedback: Literal["loss_diff", "per_client", "exact", "none"] = "loss_diff"
@@ -68,6 +69,7 @@ class FedID(Algorithm):
     strength: NotNegative = 1.0
     ensemble: Literal["hard", "probabilities", "logits"] = "hard"
     client_loss: Distillation = "hard"
+    client_rate: Positive = 1.0
     chunk: Annotated[int, Field(ge=1)] = 1
 
     needs: ClassVar[frozenset[str]] = frozenset({"public", "labelled"})
@@ -181,8 +183,10 @@ class FedID(Algorithm):
         asked, said = me.memory["asked"], me.memory["said"]
         assert isinstance(asked, Tensor)
         assert isinstance(said, Tensor)
+        rate = self.client_rate * (me.spec.distill.rate or me.model.rate)
+        settings = me.spec.distill.model_copy(update={"rate": rate})
         for number, batch in enumerate(torch.split(torch.arange(len(asked)), lesson.batch)):
-            phase = me.phase("converse", lesson.steps)
+            phase = me.phase("converse", lesson.steps, settings)
             phase.step(asked[batch], partial(self.client_step, me, phase, lesson, number, batch, said[batch]))
 
     def client_step(
