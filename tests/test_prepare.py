@@ -167,3 +167,19 @@ def test_a_plan_made_from_what_the_record_holds_is_the_same_experiment(experimen
     _, again, _ = prepare(load_experiment(tmp_path / "experiment.yaml"), tmp_path)
     assert changed_keys(dict(plan.experiment), dict(again.experiment)) == []
     assert (again.server, again.clients) == (plan.server, plan.clients)
+
+
+def test_where_clients_are_not_domains_the_server_is_measured_on_each_domain_too(experiment, tmp_path):
+    chosen = experiment(partition={"kind": "iid", "clients": 2, "public": 0.2, "test": 0.3})
+    _, plan, corpus = prepare(chosen, tmp_path)
+    evaluation = plan.make_server(lambda event: None).data.evaluation
+    assert corpus.domains is not None
+    assert evaluation is not None
+    found = {}
+    for number, name in enumerate(corpus.domain_names):
+        rows = evaluation.data.rows[evaluation.splits[f"test/{name}"]]
+        assert set(corpus.domains[rows]) == {number}
+        found[name] = len(rows)
+    assert sum(found.values()) == len(evaluation.splits["test"])
+    _, plan, _ = prepare(experiment(), tmp_path)
+    assert plan.test_domains == {}
