@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from fedstill.configfile import Source
 from fedstill.data.artefacts import WHEELS
 from fedstill.data.corpora import EMBEDDED
 from fedstill.models.small import SMALL
+from fedstill.recipe import is_grid
 
 Page = tuple[Sequence[str], Sequence[Sequence[str]]]
 
@@ -45,20 +46,25 @@ def methods() -> Page:
 
 
 def recipes() -> Page:
-    """Experiments that ship with fedstill."""
-    rows = [(name, _comment(path), str(Source.read(path).values.get("rounds", ""))) for name, path in _recipes()]
-    return ("name", "what", "rounds"), rows
+    """Experiments and tables that ship with fedstill."""
+    rows = [(name, _kind(path), _comment(path)) for name, path in recipe_files().items()]
+    return ("name", "kind", "what"), rows
+
+
+def recipe_files() -> dict[str, Path]:
+    """The recipes that ship, by name."""
+    root = Path(str(resources.files("fedstill") / "recipes"))
+    return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
 
 
 def recipe_path(name: str) -> Path | None:
     """The file of a recipe."""
-    return dict(_recipes()).get(name.removesuffix(".yaml"))
+    return recipe_files().get(name.removesuffix(".yaml"))
 
 
-def _recipes() -> Iterator[tuple[str, Path]]:
-    root = Path(str(resources.files("fedstill") / "recipes"))
-    for path in sorted(root.rglob("*.yaml")):
-        yield str(path.relative_to(root).with_suffix("")), path
+def _kind(path: Path) -> str:
+    """A table is for `fedstill reproduce`, an experiment for `fedstill run`."""
+    return "table" if is_grid(Source.read(path).values) else "experiment"
 
 
 def _comment(path: Path) -> str:

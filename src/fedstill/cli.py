@@ -115,6 +115,38 @@ def run(
 
 
 @app.command()
+def reproduce(
+    recipe: Annotated[str, typer.Argument(help="A table: its name (fedstill show recipes), or a file of your own.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key=value, for every run: corpus.path=FOLDER rounds=3")
+    ] = None,
+    scale: Annotated[str, typer.Option(help="paper: its models and sizes; small: minutes on two cores.")] = "small",
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds a cell instead of the scale's.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="This column, row or group only; may be repeated.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once; default: one a core at scale small.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the runs go instead of runs/<recipe>/<scale>.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Run again what is there already.")] = False,
+) -> None:
+    """Make a table of a paper: runs what is missing and prints paper | ours."""
+    from fedstill.grid import plan_grid
+    from fedstill.recipe import is_grid
+    from fedstill.reproduce import reproduce as make_table
+
+    source = _read(Path(recipe))
+    if not is_grid(source.values):
+        raise FedstillError(f"{recipe} is one experiment, not a table: use `fedstill run {recipe}`.")
+    name = Path(recipe).stem if Path(recipe).is_file() else recipe.removesuffix(".yaml")
+    folder = out or Path("runs") / name / scale
+    grid = plan_grid(source, scale, folder, overrides or [], seeds, only or [])
+    try:
+        is_whole = make_table(grid, folder, console, jobs, force)
+    except KeyboardInterrupt as stop:
+        raise Stopped(f"Go on with the same command{', without --force' if force else ''}.") from stop
+    if not is_whole:
+        raise typer.Exit(1)
+
+
+@app.command()
 def check(
     experiment: Annotated[Path, typer.Argument(help="An experiment file, or the name of a recipe.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value, dotted.")] = None,
@@ -203,12 +235,26 @@ def fetch(names: Annotated[list[str], typer.Argument(help="minilm, bert-tiny, tw
 
 
 def _source(experiment: Path, overrides: list[str]) -> Any:
-    from fedstill.catalogue import recipe_path
-    from fedstill.configfile import Source
+    """An experiment file or recipe with overrides; a grid of experiments is refused."""
+    from fedstill.recipe import is_grid
 
-    source = Source.read(experiment if experiment.exists() else recipe_path(str(experiment)) or experiment)
+    source = _read(experiment)
+    if is_grid(source.values):
+        raise FedstillError(f"{experiment} is a table, many experiments: use `fedstill reproduce {experiment}`.")
     source.override(overrides)
     return source
+
+
+def _read(path: Path) -> Any:
+    """A file, or a recipe by its name."""
+    from fedstill.catalogue import recipe_files, recipe_path
+    from fedstill.configfile import Source
+    from fedstill.plugins import nearest
+
+    found = path if path.is_file() else recipe_path(path.as_posix())
+    if found is None and path.suffix not in (".yaml", ".yml"):
+        raise FedstillError(f"there is no file or recipe {str(path)!r}; {nearest(path.as_posix(), recipe_files())}")
+    return Source.read(found or path)
 
 
 @contextmanager

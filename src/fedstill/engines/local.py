@@ -212,7 +212,7 @@ def _serve(pipe: Connection, plan: Plan, limit_bytes: int | None) -> None:
     """A worker's life: requests one after the other until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_follow_parent, daemon=True).start()
+    threading.Thread(target=follow_parent, daemon=True).start()
     torch.set_num_threads(plan.threads)
 
     def tell(event: dict[str, Any]) -> None:
@@ -235,7 +235,7 @@ def _send(pipe: Connection, kind: bytes, raw: bytes) -> None:
     pipe.send_bytes(raw)
 
 
-def _follow_parent() -> None:
+def follow_parent() -> None:
     """Die with the parent, however it dies."""
     parent = multiprocessing.parent_process()
     if parent is not None:
