@@ -26,9 +26,9 @@ def grid(name: str, scale: str, monkeypatch: pytest.MonkeyPatch) -> Grid:
     return plan_grid(Source.read(TABLES[name]), scale, Path("out"), ["corpus.path=somewhere"])
 
 
-def test_every_table_of_the_two_papers_ships() -> None:
+def test_every_table_of_the_two_papers_ships_and_one_of_our_own() -> None:
     fedid = [f"fedid/table{number}" for number in range(1, 6)] + [f"fedid/figure{number}" for number in (2, 3, 4)]
-    assert sorted(TABLES) == sorted(["adafd/table1", "adafd/table2", *fedid])
+    assert sorted(TABLES) == sorted(["adafd/table1", "adafd/table2", *fedid, "fedid/chunk"])
     assert {"amazon", "tweets"} == set(recipe_files()) - set(TABLES)
 
 
