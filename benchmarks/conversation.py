@@ -21,7 +21,7 @@ from fedstill.prepare import prepare
 from fedstill.wire.messages import Hello
 from fedstill.wire.replies import Replies
 
-CLIENTS, REPEATS = 4, 3
+CLIENTS, REPEATS = 4, 5
 
 EXPERIMENT = Experiment.model_validate(
     {

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import conversation
 import numpy as np
 import torch
 
@@ -141,17 +142,21 @@ def main() -> None:
     for name, rows in (("bert-tiny", 320), ("minilm", 64)):
         speed |= steps(name, rows)
     limits = ("2GiB", "256MiB")
+    talk = {"FedID, 4 bert-tiny clients": conversation.measure()}
     memory = {f"100 bert-tiny clients, host {limit}": hundred_clients("bert-tiny", limit) for limit in limits}
     machine = {"cores": os.cpu_count(), "machine": platform.machine(), "torch": torch.__version__}
     results = HERE / "results"
     results.mkdir(exist_ok=True)
-    for name, values in (("speed", speed), ("memory", memory)):
+    for name, values in (("speed", speed), ("conversation", talk), ("memory", memory)):
         (results / f"{name}.json").write_text(json.dumps({"machine": machine, "values": values}, indent=1) + "\n")
-    (HERE / "README.md").write_text(page(speed, memory, machine))
+    (HERE / "README.md").write_text(page(speed, talk, memory, machine))
     print((HERE / "README.md").read_text())
 
 
-def page(speed: dict[str, dict[str, float]], memory: dict[str, dict[str, float]], machine: dict[str, object]) -> str:
+Results = dict[str, dict[str, float]]
+
+
+def page(speed: Results, talk: Results, memory: Results, machine: dict[str, object]) -> str:
     """The results as a page."""
     lines = [
         "# Benchmarks",
@@ -166,6 +171,16 @@ def page(speed: dict[str, dict[str, float]], memory: dict[str, dict[str, float]]
         *(
             f"| {what} | {v['ratio']:.2f} | {v['low']:.2f} - {v['high']:.2f} | {v['rows_per_s']:.0f} | {v['rows']} |"
             for what, v in speed.items()
+        ),
+        "",
+        "## Conversation: CPU time of a round in the local engine over that of plain method calls, in percent",
+        "",
+        "| what | percent more | lowest and highest of 5 | exchanges | CPU s a round |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {what} | {v['percent']:.1f} | {v['low']:.1f} to {v['high']:.1f} | {v['exchanges']} "
+            f"| {v['round_s']:.1f} |"
+            for what, v in talk.items()
         ),
         "",
         "## Memory: a federation of 100 clients on tweets, two rounds, all processes together",
