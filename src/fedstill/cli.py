@@ -107,10 +107,7 @@ def run(
             folders.append(folder)
             again = "the same command" if seeds > 1 else f"fedstill run --resume {folder}"
             with _saying_how_to_go_on(folder, again), Progress(console, f"seed {seed}: " if seeds > 1 else "") as tell:
-                if seeds > 1 and not force and runner.began(chosen, folder):
-                    runner.finish(folder, tell)
-                else:
-                    runner.run(chosen, folder, force, tell)
+                (runner.begin_or_finish if seeds > 1 else runner.run)(chosen, folder, force, tell)
     console.print(render(compare_runs(load_runs(folders)), console.width))
 
 

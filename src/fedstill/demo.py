@@ -19,7 +19,7 @@ from fedstill.progress import Progress
 from fedstill.results.compare import compare, load_runs
 from fedstill.results.record import Record
 from fedstill.results.table import render
-from fedstill.runner import began, finish, run
+from fedstill.runner import begin_or_finish
 from fedstill.units import size_text
 
 Method = str | dict[str, str]
@@ -60,7 +60,7 @@ def demo(console: Console, out: Path, full: bool = False) -> float:
                 shutil.rmtree(folder)
             title = f"{chosen.make_algorithm().title}, seed {seed}: " if full else f"{chosen.make_algorithm().title}: "
             with Progress(console, title, tells_corpus=not records) as tell:
-                record = finish(folder, tell) if began(chosen, folder) else run(chosen, folder, tell=tell)
+                record = begin_or_finish(chosen, folder, tell=tell)
             records.setdefault(chosen.name, []).append(record)
     console.print()
     console.print(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 import threading
 import time
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 from fedstill import runner
 from fedstill.config import Experiment
 from fedstill.engines.engine import Tell
-from fedstill.engines.local import STOP_S, follow_parent
+from fedstill.engines.processes import context, follow_parent, how_it_died, stop
 from fedstill.errors import FedstillError
 
 
@@ -47,33 +46,22 @@ def run_all(jobs: Sequence[Job], at_once: int, force: bool = False) -> Iterator[
                 job, process, started = busy.pop(ready)
                 yield Ended(job, _hear(ready, process), time.monotonic() - started)
     finally:
-        for _, process, _ in busy.values():
-            process.terminate()
-        for _, process, _ in busy.values():
-            process.join(STOP_S)
-            if process.is_alive():
-                process.kill()
+        stop([process for _, process, _ in busy.values()])
 
 
 def attempt(job: Job, force: bool = False, tell: Tell = lambda event: None) -> str | None:
     """Begin or go on with a run; the reason where that fails."""
     try:
-        if not force and runner.began(job.experiment, job.folder):
-            runner.finish(job.folder, tell)
-        else:
-            runner.run(job.experiment, job.folder, force, tell)
+        runner.begin_or_finish(job.experiment, job.folder, force, tell)
     except FedstillError as error:
         return str(error)
     return None
 
 
 def _start(job: Job, force: bool) -> tuple[Connection, Any]:
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    context: Any = multiprocessing.get_context(method)
-    if method == "forkserver":
-        context.set_forkserver_preload(["fedstill.runner", "transformers"])
-    pipe, other = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(other, job, force))
+    how = context(["fedstill.runner"])
+    pipe, other = how.Pipe(duplex=False)
+    process = how.Process(target=_work, args=(other, job, force))
     process.start()
     other.close()
     return pipe, process
@@ -94,8 +82,7 @@ def _hear(pipe: Any, process: Any) -> str | None:
         reason: str | None = pipe.recv()
     except EOFError:
         process.join()
-        code = process.exitcode
-        how = f"killed by signal {-code}; out of memory?" if code < 0 else f"exit code {code}; its error is above"
-        return f"its process died ({how})."
+        above = "; its error is above" if process.exitcode >= 0 else ""
+        return f"its process died ({how_it_died(process.exitcode)}{above})."
     process.join()
     return reason

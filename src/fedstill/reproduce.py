@@ -9,13 +9,11 @@ from statistics import fmean
 
 from rich.console import Console
 
-from fedstill.config import load_experiment
 from fedstill.engines.local import default_workers
 from fedstill.errors import FedstillError
 from fedstill.files import write_whole
 from fedstill.grid import Grid, GridRun
 from fedstill.jobs import Ended, Job, attempt, run_all
-from fedstill.prepare import changed_keys
 from fedstill.progress import Progress
 from fedstill.results.communication import communication
 from fedstill.results.ordering import orderings
@@ -31,7 +29,7 @@ from fedstill.results.side_by_side import (
     settings,
     side_by_side,
 )
-from fedstill.runner import stopping_on_sigterm
+from fedstill.runner import differences, stopping_on_sigterm
 
 Say = Callable[[str], None]
 
@@ -61,11 +59,7 @@ def default_jobs(grid: Grid) -> int:
 
 def _refuse_other_experiments(runs: Sequence[GridRun]) -> None:
     for run in runs:
-        if not (run.folder / "experiment.yaml").exists():
-            continue
-        there = load_experiment(run.folder / "experiment.yaml").model_dump(mode="json") | {"labels": None}
-        wanted = run.experiment.resolved().model_dump(mode="json") | {"labels": None}
-        if changed := changed_keys(there, wanted):
+        if changed := differences(run.experiment, run.folder):
             raise FedstillError(
                 f"{run.folder} holds another experiment (it differs in {', '.join(changed[:3])}): --force runs "
                 "everything again, --out DIR puts it elsewhere."

@@ -64,21 +64,25 @@ def resume(folder: str | Path, tell: Tell = lambda event: None) -> Record:
         return _conduct(plan, folder, tell, after=manifest)
 
 
-def began(experiment: Experiment, folder: Path) -> bool:
-    """Whether this very experiment was begun in that folder."""
-    if not (folder / "experiment.yaml").exists():
-        return False
-    there = load_experiment(folder / "experiment.yaml").model_dump(mode="json")
-    wanted = experiment.resolved().model_dump(mode="json")
-    return changed_keys(there | {"labels": None}, wanted | {"labels": None}) == []
-
-
-def finish(folder: Path, tell: Tell = lambda event: None) -> Record:
-    """Bring a run to its end, if it is not there already."""
+def begin_or_finish(
+    experiment: Experiment, folder: Path, force: bool = False, tell: Tell = lambda event: None
+) -> Record:
+    """Run an experiment, or go on with it where it was begun in that folder; what is finished stays as it is."""
+    if force or differences(experiment, folder) != []:
+        return run(experiment, folder, force, tell)
     if not Record(folder).is_finished:
         return resume(folder, tell)
     tell({"already": str(folder)})
     return Record(folder)
+
+
+def differences(experiment: Experiment, folder: Path) -> list[str] | None:
+    """Keys in which the experiment that was begun in that folder is another one; None where none was."""
+    if not (folder / "experiment.yaml").exists():
+        return None
+    there = load_experiment(folder / "experiment.yaml").model_dump(mode="json")
+    wanted = experiment.resolved().model_dump(mode="json")
+    return changed_keys(there | {"labels": None}, wanted | {"labels": None})
 
 
 def _conduct(plan: Plan, folder: Path, tell: Tell, after: Manifest | None) -> Record:

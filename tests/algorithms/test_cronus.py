@@ -11,8 +11,6 @@ from fedstill.algorithms import make
 from fedstill.algorithms.cronus import Cronus
 from fedstill.errors import FedstillError
 from tests.algorithms.conftest import LABELS, reviews
-from tests.engines.conftest import content
-from tests.engines.test_resume import stop_after, stop_in
 
 
 def probabilities(rows=12, seed=3):
@@ -127,29 +125,6 @@ def test_the_clients_speak_of_every_public_sample_and_the_server_has_no_model(ex
     assert make("Cronus").cost == "NC(K+1)"
     assert {m["party"] for m in record.metrics} == {"books", "films", "shoes"}
     assert not (tmp_path / "run" / "models" / "server").exists()
-
-
-SOME = {"algorithm": "Cronus", "rounds": 3, "participation": 0.67}
-"""Two of three clients a round: somebody digests an answer that it had no part in."""
-
-
-@pytest.fixture
-def whole(experiment, tmp_path):
-    """The bytes of an uninterrupted run."""
-    written = content(fedstill.run(experiment(**SOME), tmp_path / "whole").folder)
-    assert len(written) == 2 + 3 + 3
-    return written
-
-
-def test_two_workers_give_the_same_bytes(experiment, whole, tmp_path):
-    assert content(fedstill.run(experiment(**SOME, workers=2), tmp_path / "run").folder) == whole
-
-
-@pytest.mark.parametrize("stop", [stop_after(1), stop_in(2), stop_after(2), stop_after(3)])
-def test_an_interrupted_run_ends_as_it_would_have(experiment, whole, tmp_path, stop):
-    with pytest.raises(KeyboardInterrupt):
-        fedstill.run(experiment(**SOME), tmp_path / "run", tell=stop)
-    assert content(fedstill.resume(tmp_path / "run").folder) == whole
 
 
 # Garbage

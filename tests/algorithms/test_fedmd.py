@@ -10,8 +10,7 @@ from fedstill.data.tokens import Examples
 from fedstill.errors import FedstillError
 from fedstill.prepare import prepare
 from fedstill.wire.messages import decode
-from tests.engines.conftest import content
-from tests.engines.test_resume import stop_after, stop_in
+from tests.engines.test_resume import stop_after
 
 CLIENTS = ("books", "films", "shoes")
 LAST = torch.tensor([1, 4, 5, 9], dtype=torch.int32)
@@ -155,25 +154,6 @@ def test_clients_that_digest_learn_from_each_other(experiment, tmp_path):
         last = [m for m in record.metrics if m["round"] == 3 and m["stage"] == stage and m["split"] == "test"]
         f1[name] = np.mean([m["f1"] for m in last])
     assert f1["FedMD"] > f1["Local"] + 0.1
-
-
-@pytest.fixture
-def whole(experiment, tmp_path):
-    """The bytes of an uninterrupted run."""
-    written = content(fedstill.run(experiment(**SOME), tmp_path / "whole").folder)
-    assert len(written) == 2 + 3 + 3
-    return written
-
-
-def test_two_workers_give_the_same_bytes(experiment, whole, tmp_path):
-    assert content(fedstill.run(experiment(**SOME, workers=2), tmp_path / "run").folder) == whole
-
-
-@pytest.mark.parametrize("stop", [stop_in(1), stop_after(1), stop_in(2), stop_after(2), stop_after(3)])
-def test_an_interrupted_run_ends_as_it_would_have(experiment, whole, tmp_path, stop):
-    with pytest.raises(KeyboardInterrupt):
-        fedstill.run(experiment(**SOME), tmp_path / "run", tell=stop)
-    assert content(fedstill.resume(tmp_path / "run").folder) == whole
 
 
 SHORT = """

@@ -191,15 +191,3 @@ def test_feddf_goes_on_where_an_architecture_sits_a_round_out(experiment, tmp_pa
     )  # fmt: skip
     record = fedstill.run(chosen, tmp_path / "run")
     assert record.summary["scores"]["server"]["test"]["f1"] > 0
-
-
-@pytest.mark.parametrize("algorithm", ["FedAvg", "FedDF", "FedED", "FedID"])
-def test_workers_change_nothing(experiment, tmp_path, algorithm):
-    partition = {"kind": "domain", "public": 0.3, "labelled_public": 0.2}
-    runs = [
-        fedstill.run(experiment(algorithm=algorithm, partition=partition, workers=workers), tmp_path / str(workers))
-        for workers in (1, 2)
-    ]
-    for file in ("metrics.jsonl", "ledger.jsonl", "models/server/model.safetensors", "models/films/model.safetensors"):
-        first, second = ((record.folder / file).read_bytes() for record in runs)
-        assert first == second

@@ -58,7 +58,8 @@ class FedDF(Algorithm):
         active = {name: ups.clients[name] for name in ups}
         logits = [me.model_from(ups[name].parameters, hello.architecture).predict() for name, hello in active.items()]
         ensemble = torch.stack(logits).mean(0)
-        for architecture, names in (_groups(active) | {me.model.architecture: _own(me, active)}).items():
+        groups: dict[str, list[str]] = {me.model.architecture: []} | _groups(active)
+        for architecture, names in groups.items():
             own = ups.only(names)
             student: Party = me if architecture == me.model.architecture else me.model_from(None, architecture)
             if names:  # nobody active may have the server's own architecture
@@ -115,10 +116,6 @@ def _groups(clients: Mapping[str, Hello]) -> dict[str, list[str]]:
     for name, hello in clients.items():
         groups.setdefault(hello.architecture, []).append(name)
     return groups
-
-
-def _own(me: Server, clients: Mapping[str, Hello]) -> list[str]:
-    return _groups(clients).get(me.model.architecture, [])
 
 
 def _slot(architecture: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedstill.data.corpora import CorpusSpec, load_public
+from fedstill.data.corpora import CorpusSpec, load_public, normalised
 from fedstill.data.corpus import Corpus, Ints
 from fedstill.data.partition import Partition
 from fedstill.errors import FedstillError
@@ -84,7 +84,7 @@ def _in_domains(other: Corpus, only: list[str] | None) -> Ints:
 def _keys(corpus: Corpus, rows: Ints) -> list[str]:
     """Texts up to case and spacing, as the corpus groups them."""
     pairs = corpus.pairs or [""] * len(corpus)
-    return ["\n".join(" ".join(text.casefold().split()) for text in (corpus.texts[row], pairs[row])) for row in rows]
+    return [normalised(corpus.texts[row], pairs[row]) for row in rows]
 
 
 def _joined(corpus: Corpus, other: Corpus, rows: Ints, counts: dict[str, int]) -> Corpus:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import threading
@@ -17,16 +16,16 @@ from typing import Any
 
 import torch
 
+from fedstill.engines import processes
 from fedstill.engines.engine import Engine, Tell
 from fedstill.engines.host import Host
 from fedstill.engines.journal import Journal
 from fedstill.engines.plan import Plan
+from fedstill.engines.processes import STOP_S, follow_parent, how_it_died, stop
 from fedstill.errors import FedstillError
 from fedstill.files import FileReference
 from fedstill.models.build import cost
 from fedstill.wire.replies import Failure
-
-STOP_S = 3.0
 
 Request = tuple[str, str, bytes]
 """What to do (call, save, restore, export), for whom, and with what."""
@@ -137,12 +136,9 @@ class _Worker:
         self.tell = tell
         self.is_busy = False
         limit = None if plan.host_bytes is None else plan.host_bytes // workers
-        method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-        context: Any = multiprocessing.get_context(method)
-        if method == "forkserver":
-            context.set_forkserver_preload(["fedstill.engines.local", "transformers"])
-        self.pipe, other = context.Pipe()
-        self.process = context.Process(target=_serve, args=(other, plan, limit), daemon=True)
+        how = processes.context(["fedstill.engines.local"])
+        self.pipe, other = how.Pipe()
+        self.process = how.Process(target=_serve, args=(other, plan, limit), daemon=True)
         self.process.start()
         other.close()
 
@@ -171,18 +167,14 @@ class _Worker:
 
     def _died(self) -> FedstillError:
         self.process.join(STOP_S)
-        code = self.process.exitcode
-        how = f"killed by signal {-code}; out of memory?" if code is not None and code < 0 else f"exit code {code}"
+        how = how_it_died(self.process.exitcode)
         return FedstillError(f"a worker process died ({how}). Go on from the last checkpoint with --resume.")
 
     def close(self) -> None:
         self.pipe.close()
         if not self.is_busy:  # an idle worker ends by itself when its pipe closes
             self.process.join(STOP_S)
-        self.process.terminate()
-        self.process.join(STOP_S)
-        if self.process.is_alive():
-            self.process.kill()
+        stop([self.process])
 
 
 _Host = _Here | _Worker
@@ -233,14 +225,6 @@ def _serve(pipe: Connection, plan: Plan, limit_bytes: int | None) -> None:
 def _send(pipe: Connection, kind: bytes, raw: bytes) -> None:
     pipe.send_bytes(kind)
     pipe.send_bytes(raw)
-
-
-def follow_parent() -> None:
-    """Die with the parent, however it dies."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
 
 
 def default_workers() -> int:

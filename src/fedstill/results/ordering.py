@@ -17,7 +17,7 @@ from fedstill.recipe import Recipe
 from fedstill.results.compare import Difference
 from fedstill.results.runs import POOLED, Run, Unpaired, complete, predictions
 from fedstill.results.side_by_side import Outcomes, finished, score
-from fedstill.results.significance import FEWEST_SEEDS, RESAMPLES, paired_bootstrap, paired_over_seeds
+from fedstill.results.significance import FEWEST_SEEDS, RESAMPLES, p_text, paired_bootstrap, paired_over_seeds
 
 Methods = Mapping[str, Sequence[Run]]
 """Finished runs by row, upper bounds left out."""
@@ -135,15 +135,11 @@ def _worth(found: Difference) -> str:
     many = len(found.seeds)
     over_seeds = f"{many} seed{'s' * (many > 1)}, {FEWEST_SEEDS} are needed for a p"
     if found.p_seeds is not None:
-        over_seeds = f"p over {many} seeds {_p(found.p_seeds)}"
+        over_seeds = f"p over {many} seeds {p_text(found.p_seeds)}"
     if found.bootstrap is None:
         return f"{over_seeds}; no predictions are kept for a p over rows"
     low, high = min(found.test_rows), max(found.test_rows)
-    return f"{over_seeds}; p over {low if low == high else f'{low} to {high}'} test rows {_p(found.bootstrap.p)}"
-
-
-def _p(value: float) -> str:
-    return "<0.001" if value < 0.001 else f"{value:.3f}"
+    return f"{over_seeds}; p over {low if low == high else f'{low} to {high}'} test rows {p_text(found.bootstrap.p)}"
 
 
 def _tally(method: str | None, firsts: Sequence[tuple[list[str], list[str]]]) -> list[str]:

@@ -74,6 +74,11 @@ def paired_bootstrap(
     return Bootstrap(observed, float(low), float(high), float(np.clip(p, 1 / resamples, 1.0)))
 
 
+def p_text(value: float) -> str:
+    """A p value as it is printed."""
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
 def _blocks(
     labels: Sequence[Integers], first: Sequence[Sequence[Integers]], second: Sequence[Sequence[Integers]]
 ) -> list[_Block]:

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstill.results.compare import Comparison, Difference, Row, Spread
+from fedstill.results.significance import p_text
 from fedstill.units import size_text
 
 MISSING = "–"
@@ -83,10 +84,8 @@ def _worth(difference: Difference | None) -> str:
     if difference is None:
         return MISSING
     p_rows = None if difference.bootstrap is None else difference.bootstrap.p
-    return f"{100 * difference.mean:+.1f} ({_p(difference.p_seeds)}; {_p(p_rows)})"
+    return f"{100 * difference.mean:+.1f} ({_p_or_none(difference.p_seeds)}; {_p_or_none(p_rows)})"
 
 
-def _p(value: float | None) -> str:
-    if value is None:
-        return MISSING
-    return "<0.001" if value < 0.001 else f"{value:.3f}"
+def _p_or_none(value: float | None) -> str:
+    return MISSING if value is None else p_text(value)

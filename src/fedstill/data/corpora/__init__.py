@@ -213,7 +213,7 @@ def _assemble(source: _Source) -> tuple[Corpus, list[Row]]:
         place = everything[0].file if everything else source.name
         raise FedstillError(f"{place}: every text is empty; check `text:`.")
     held_out = held_out[full]
-    keys = [_normalised(row) for row in kept]
+    keys = [normalised(row.text, row.pair) for row in kept]
     _count_repeats(keys, held_out, counts)
     domain_names = tuple(sorted({_domain(row) for row in kept})) if kept[0].domain is not None else ()
     corpus = Corpus(
@@ -261,9 +261,9 @@ def _numbered(values: Iterable[str], names: tuple[str, ...]) -> Ints:
     return np.array([numbers[value] for value in values], dtype=np.int64)
 
 
-def _normalised(row: Row) -> str:
+def normalised(text: str, pair: str | None) -> str:
     """What two rows share when they say the same in other spacing or case."""
-    return "\n".join(" ".join(text.casefold().split()) for text in (row.text, row.pair or ""))
+    return "\n".join(" ".join(part.casefold().split()) for part in (text, pair or ""))
 
 
 def _count_repeats(keys: list[str], held_out: npt.NDArray[np.bool_], counts: dict[str, int]) -> None:

@@ -1,0 +1,44 @@
+"""The same experiment, the same bytes: with other workers, and after an interruption."""
+
+import pytest
+
+import fedstill
+from tests.algorithms.test_fedmd import SOME as FEDMD
+from tests.engines.conftest import content
+from tests.engines.test_resume import stop_after, stop_in
+
+LABELLED = {"partition": {"kind": "domain", "public": 0.3, "labelled_public": 0.2}}
+# Two of three clients a round: somebody digests an answer that it had no part in.
+CRONUS = {"algorithm": "Cronus", "rounds": 3, "participation": 0.67}
+
+METHODS = {"Cronus": CRONUS, "FedMD": FEDMD} | {
+    name: {"algorithm": name, **LABELLED} for name in ("FedAvg", "FedDF", "FedED", "FedID")
+}
+
+
+@pytest.fixture
+def whole(experiment, tmp_path):
+    """The bytes of an uninterrupted run."""
+
+    def run(method):
+        record = fedstill.run(experiment(**METHODS[method]), tmp_path / "whole")
+        written = content(record.folder)
+        models = 3 + ("server" in record.summary["scores"])
+        assert len(written) == 2 + models + models
+        return written
+
+    return run
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_workers_give_the_same_bytes(experiment, whole, tmp_path, method):
+    two = fedstill.run(experiment(**METHODS[method], workers=2), tmp_path / "run")
+    assert content(two.folder) == whole(method)
+
+
+@pytest.mark.parametrize("stop", [stop_in(1), stop_after(1), stop_in(2), stop_after(2), stop_after(3)])
+@pytest.mark.parametrize("method", ["Cronus", "FedMD"])
+def test_an_interrupted_run_ends_as_it_would_have(experiment, whole, tmp_path, method, stop):
+    with pytest.raises(KeyboardInterrupt):
+        fedstill.run(experiment(**METHODS[method]), tmp_path / "run", tell=stop)
+    assert content(fedstill.resume(tmp_path / "run").folder) == whole(method)
