@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from fedstill.data import corpora
-from fedstill.data.tokens import Examples, TokenStore, store_tokens
+from fedstill.data.examples import Examples
+from fedstill.data.tokens import TokenStore, store_tokens
 from fedstill.learning.losses import ce
 from fedstill.learning.phases import Phase, PhaseSettings
 from fedstill.learning.predict import predict

@@ -72,7 +72,8 @@ def test_predictions_of_a_saved_model_are_those_of_the_run(here: Path) -> None:
 
     from fedstill import load_model
     from fedstill.data.corpora import CorpusSpec, load
-    from fedstill.data.tokens import Examples, TokenStore
+    from fedstill.data.examples import Examples
+    from fedstill.data.tokens import TokenStore
     from fedstill.learning.predict import predict
 
     assert fedstill("run", "shops.yaml") == 0

@@ -10,7 +10,8 @@ import numpy as np
 from fedstill.config import load_experiment
 from fedstill.data.corpora import files
 from fedstill.data.corpora.files import Columns
-from fedstill.data.tokens import Examples, TokenStore
+from fedstill.data.examples import Examples
+from fedstill.data.tokens import TokenStore
 from fedstill.errors import FedstillError
 from fedstill.learning.predict import predict
 from fedstill.models import load

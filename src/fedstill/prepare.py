@@ -91,8 +91,7 @@ def public_fingerprint(corpus: Corpus, parts: Partition) -> str:
     """sha256 over the raw public texts in order and the labels list: equal when opinions fit together."""
     digest = hashlib.sha256()
     for row in np.concatenate([parts.public, parts.labelled]):
-        for text in (corpus.texts[row], *((corpus.pairs[row],) if corpus.pairs else ())):
-            raw = text.encode()
+        for raw in corpus.content(int(row)):
             digest.update(len(raw).to_bytes(8, "little") + raw)
     digest.update(repr(corpus.label_names).encode())
     return digest.hexdigest()

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fedstill.config import Experiment
-from fedstill.data.tokens import Examples, TokenStore
+from fedstill.data.examples import Examples
+from fedstill.data.tokens import TokenStore
 from fedstill.learning.phases import PhaseSettings
 from fedstill.models import Model, ModelSpec
 from fedstill.models.small import BagOfWords

@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 import fedstill
 from fedstill.algorithms import make
 from fedstill.algorithms.fedmd import Consensus, FedMD
-from fedstill.data.tokens import Examples
+from fedstill.data.examples import Examples
 from fedstill.errors import FedstillError
 from fedstill.prepare import prepare
 from fedstill.wire.messages import decode

@@ -10,7 +10,8 @@ import torch
 from transformers import AutoTokenizer
 
 from fedstill.data.artefacts import fetch
-from fedstill.data.tokens import Examples, TokenStore, store_tokens
+from fedstill.data.examples import Examples
+from fedstill.data.tokens import TokenStore, store_tokens
 from fedstill.errors import FedstillError
 from fedstill.models.tokenizers import PretrainedTokenizer
 

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedstill.data.tokens import Examples, TokenStore
+from fedstill.data.examples import Examples
+from fedstill.data.tokens import TokenStore
 from fedstill.errors import FedstillError
 from fedstill.learning.influence import Moment, differentiable, gradient
 from fedstill.learning.losses import ce, probability_ce

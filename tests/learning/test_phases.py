@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.utils.class_weight import compute_class_weight
 
-from fedstill.data.tokens import Examples, TokenStore
+from fedstill.data.examples import Examples
+from fedstill.data.tokens import TokenStore
 from fedstill.errors import FedstillError
 from fedstill.learning.losses import ce, mse
 from fedstill.learning.phases import EpochLosses, Phase, PhaseSettings, class_weights, share_of_rate

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedstill.data.tokens import Examples, TokenStore
+from fedstill.data.examples import Examples
+from fedstill.data.tokens import TokenStore
 from fedstill.learning.predict import predict
 from fedstill.models.small import BiGRU, TextCNN
 

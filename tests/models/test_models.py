@@ -11,7 +11,8 @@ from tokenizers import Tokenizer as RawTokenizer
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from fedstill.data.artefacts import fetch
-from fedstill.data.tokens import Examples, TokenStore
+from fedstill.data.examples import Examples
+from fedstill.data.tokens import TokenStore
 from fedstill.errors import FedstillError
 from fedstill.learning.predict import predict
 from fedstill.models import ModelSpec, build, load

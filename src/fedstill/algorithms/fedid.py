@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedstill.algorithms.base import Algorithm, Answers, Federation, NotNegative, Positive
 from fedstill.algorithms.mhat import one_hot
-from fedstill.data.tokens import Examples
+from fedstill.data.examples import Examples
 from fedstill.errors import FedstillError
 from fedstill.learning.influence import Moment, differentiable, gradient
 from fedstill.learning.losses import Distillation, distillation, hard, probability_ce

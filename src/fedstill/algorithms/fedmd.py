@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedstill.algorithms.base import Algorithm, Answers, Federation, Role
-from fedstill.data.tokens import Examples
+from fedstill.data.examples import Examples
 from fedstill.learning.losses import Distillation, distillation
 from fedstill.parties.client import Client
 from fedstill.wire.messages import Done, Message, Scores, array

@@ -18,9 +18,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from numpy.lib.format import open_memmap
-from torch import Tensor
 
 from fedstill.data.artefacts import cache_folder
 from fedstill.data.corpus import Ints
@@ -80,8 +78,8 @@ class TokenStore:
         """Tokens of every text."""
         return np.diff(self.offsets)
 
-    def batch(self, rows: Ints) -> dict[str, npt.NDArray[np.int64]]:
-        """ids, mask and types of those texts, padded to the longest of them."""
+    def batch(self, rows: Ints, training: bool = False) -> dict[str, npt.NDArray[np.int64]]:
+        """ids, mask and types of those texts, padded to the longest of them; the same in training."""
         starts, lengths = self.offsets[rows], self.lengths[rows]
         width = max(1, int(lengths.max()))
         columns = np.arange(width)[None, :]
@@ -96,32 +94,6 @@ class TokenStore:
         if self.types is not None:
             batch["token_type_ids"] = np.where(mask, self.types[where], 0).astype(np.int64)
         return batch
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Some rows of a store, with their labels where the holder may know them."""
-
-    store: TokenStore
-    rows: Ints
-    labels: Tensor | None = None
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def pick(self, numbers: Ints) -> Examples:
-        """Those of them, in that order."""
-        return Examples(self.store, self.rows[numbers], None if self.labels is None else self.labels[numbers])
-
-    @cached_property
-    def lengths(self) -> Ints:
-        """Tokens of every example."""
-        return self.store.lengths[self.rows]
-
-    def batch(self, picked: Tensor, device: torch.device) -> dict[str, Tensor]:
-        """The model's input for those examples (numbered within these rows)."""
-        arrays = self.store.batch(self.rows[picked.numpy()])
-        return {name: torch.from_numpy(array).to(device, non_blocking=True) for name, array in arrays.items()}
 
 
 def store_tokens(

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from fedstill.data.corpus import Ints
+from fedstill.data.examples import Examples
 from fedstill.data.partition import Partition
-from fedstill.data.tokens import Examples, TokenStore
+from fedstill.data.tokens import TokenStore
 from fedstill.errors import FedstillError
 from fedstill.learning.precision import choose_device, choose_precision
 from fedstill.models import Model, build

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedstill.data.tokens import Examples
+from fedstill.data.examples import Examples
 from fedstill.errors import FedstillError
 from fedstill.learning.losses import ce
 from fedstill.learning.phases import Phase

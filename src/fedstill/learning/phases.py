@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedstill.data.tokens import Examples
+from fedstill.data.examples import Examples
 from fedstill.errors import FedstillError
 from fedstill.learning.losses import Loss, ce
 from fedstill.learning.precision import Precision, autocast

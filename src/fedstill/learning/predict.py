@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedstill.data.tokens import Examples
+from fedstill.data.examples import Examples
 from fedstill.learning.precision import Precision, autocast
 
 

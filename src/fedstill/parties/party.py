@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedstill.data.corpus import Ints
-from fedstill.data.tokens import Examples
+from fedstill.data.examples import Examples
 from fedstill.errors import FedstillError
 from fedstill.learning.losses import Loss, ce, joint
 from fedstill.learning.metrics import scores

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fedstill.data.tokens import Examples
+from fedstill.data.examples import Examples
 from fedstill.errors import FedstillError
 from fedstill.parties.party import Party
 

@@ -1,0 +1,68 @@
+"""Examples: some rows of a store of texts, images or numbers, which batches are cut from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstill.data.corpus import Ints
+
+
+class Store(Protocol):
+    """Everything that a party reads, ready for its model."""
+
+    @property
+    def lengths(self) -> Ints:
+        """How much there is to compute for every row."""
+
+    def batch(self, rows: Ints, training: bool = False) -> Mapping[str, Any]:
+        """The model's input for those rows, as arrays or tensors; in training it may be varied at random."""
+
+
+@dataclass(frozen=True)
+class TensorStore:
+    """Numbers made here, such as noise, under the name that the model's `forward` has for them."""
+
+    name: str
+    values: Tensor
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """All the same."""
+        return np.ones(len(self.values), np.int64)
+
+    def batch(self, rows: Ints, training: bool = False) -> dict[str, Tensor]:
+        """Those rows of them."""
+        return {self.name: self.values[torch.from_numpy(rows)]}
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Some rows of a store, with their labels where the holder may know them."""
+
+    store: Store
+    rows: Ints
+    labels: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def pick(self, numbers: Ints) -> Examples:
+        """Those of them, in that order."""
+        return Examples(self.store, self.rows[numbers], None if self.labels is None else self.labels[numbers])
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """How much there is to compute for every example."""
+        return self.store.lengths[self.rows]
+
+    def batch(self, picked: Tensor, device: torch.device, training: bool = False) -> dict[str, Tensor]:
+        """The model's input for those examples (numbered within these rows)."""
+        arrays = self.store.batch(self.rows[picked.numpy()], training)
+        return {name: torch.as_tensor(array).to(device, non_blocking=True) for name, array in arrays.items()}

@@ -1,0 +1,89 @@
+"""The image store: pixels as bytes, memory-mapped; normalised when a batch is cut, shifted at random in training."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from numpy.lib.format import open_memmap
+from torch import Tensor
+
+from fedstill.data.artefacts import cache_folder
+from fedstill.data.corpus import Images, Ints
+from fedstill.errors import FedstillError
+
+SHIFT = 1 / 14
+"""The farthest random shift, as a share of the image's size: two pixels of 28."""
+
+
+@dataclass(frozen=True)
+class ImageStore:
+    """Images for a model: `pixels` with mean 0 and deviation 1 a channel, in training cropped at random."""
+
+    images: Images
+
+    @classmethod
+    def read(cls, folder: Path) -> ImageStore:
+        """A store that `store_images` made."""
+        try:
+            pixels = open_memmap(folder / "pixels.npy", mode="r")
+            scale = json.loads((folder / "scale.json").read_text())
+        except (OSError, ValueError) as error:
+            raise FedstillError(
+                f"the image store {folder} is gone or broken: start the run again to make it anew."
+            ) from error
+        return cls(Images(pixels, tuple(scale["mean"]), tuple(scale["deviation"])))
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """All the same."""
+        return np.ones(len(self.images.pixels), np.int64)
+
+    def batch(self, rows: Ints, training: bool = False) -> dict[str, Tensor]:
+        """Those images, normalised; in training each is a random crop of itself with an empty border."""
+        pixels = self.images.pixels[rows]
+        if training:
+            pixels = _cropped(pixels)
+        mean, deviation = (torch.tensor(values)[:, None, None] for values in (self.images.mean, self.images.deviation))
+        return {"pixels": (torch.from_numpy(pixels).float() / 255 - mean) / deviation}
+
+
+def _cropped(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Every image moved by up to `SHIFT` in each direction; torch's generator draws, so that runs repeat."""
+    many, _, height, width = pixels.shape
+    border = max(1, round(SHIFT * height))
+    padded = np.pad(pixels, ((0, 0), (0, 0), (border, border), (border, border)))
+    top, left = torch.randint(0, 2 * border + 1, (2, many)).numpy()
+    down = (top[:, None] + np.arange(height))[:, None, :, None]
+    across = (left[:, None] + np.arange(width))[:, None, None, :]
+    channels = np.arange(pixels.shape[1])[None, :, None, None]
+    cropped: npt.NDArray[np.uint8] = padded[np.arange(many)[:, None, None, None], channels, down, across]
+    return cropped
+
+
+def store_images(images: Images, key: str) -> Path:
+    """The folder of those images, made now or long ago; `key` is their fingerprint."""
+    folder = cache_folder() / "images" / key[:32]
+    if (folder / "scale.json").exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
+    try:
+        np.save(scratch / "pixels.npy", images.pixels)
+        (scratch / "scale.json").write_text(json.dumps({"mean": images.mean, "deviation": images.deviation}))
+        try:
+            os.replace(scratch, folder)
+        except OSError:  # another process was faster, with the same
+            if not (folder / "scale.json").exists():
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return folder
