@@ -112,7 +112,7 @@ class Host:
 
 
 def _bytes(client: Client) -> int:
-    return sum(value.nbytes for value in client.model.module.state_dict().values())
+    return sum(value.nbytes for value in client.tensors())
 
 
 def message_types(algorithm: Algorithm) -> dict[str, type[Message]]:
@@ -157,7 +157,7 @@ def export(party: Party, run: Path) -> None:
     tensors = {
         "rows": torch.from_numpy(evaluation.data.rows[rows]),
         "labels": torch.from_numpy(evaluation.labels[rows]),
-        "predicted": party.scored()[rows].argmax(-1),
+        "predicted": torch.from_numpy(evaluation.decide(party.scored())[rows]),
         "logits": party.scored()[rows].contiguous(),
     }
     folder = run / "predictions"

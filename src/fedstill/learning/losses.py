@@ -25,6 +25,21 @@ def ce(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels, reduction="none")
 
 
+def task_ce(logits: Tensor, labels: Tensor, label_tasks: Tensor) -> Tensor:
+    """Cross-entropy among the labels of the row's own task: a head a task."""
+    return ce(within_task(logits, label_tasks[labels], label_tasks), labels)
+
+
+def within_task(logits: Tensor, tasks: Tensor, label_tasks: Tensor) -> Tensor:
+    """The logits with those of every other task's labels at minus infinity."""
+    return logits.masked_fill(label_tasks != tasks[..., None], -torch.inf)
+
+
+def likelihood(logits: Tensor, labels: Tensor) -> Tensor:
+    """Minus the log-likelihood of the label, where logits are log-likelihoods already (text-to-text models)."""
+    return -logits.gather(-1, labels[:, None])[:, 0]
+
+
 def probability_ce(logits: Tensor, probabilities: Tensor) -> Tensor:
     """Cross-entropy with probabilities."""
     return -(probabilities * logits.log_softmax(-1)).sum(-1)

@@ -59,6 +59,30 @@ class EpochLosses:
         return min(range(len(self.mean)), key=self.mean.__getitem__)
 
 
+@dataclass(frozen=True)
+class Passes:
+    """How often a batch goes through the model, each time with dropout of its own, and past whom besides.
+
+    With these a loss is given the logits of all passes, [student passes and then the teacher's, batch, classes].
+    """
+
+    student: int = 1
+    teacher: nn.Module | None = None
+    """A frozen model, in eval mode."""
+    before_epoch: Callable[[], None] | None = None
+
+    def logits(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Of every pass over the batch."""
+        many = len(next(iter(batch.values())))
+        repeated = {name: torch.cat([value] * self.student) for name, value in batch.items()}
+        logits = forward(model, repeated)
+        logits = logits.reshape(self.student, many, -1)
+        if self.teacher is None:
+            return logits
+        with torch.no_grad():
+            return torch.cat([logits, forward(self.teacher, batch)[None]])
+
+
 def optimiser(settings: PhaseSettings, rate: float, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """The optimiser of a phase; fused where torch has it."""
     if settings.optimiser == "adamw":
@@ -115,12 +139,13 @@ class Phase:
         with self.stream():
             return self._step(rows, loss)
 
-    def _step(self, rows: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
+    def _step(self, rows: Tensor, loss: Callable[[Tensor], Tensor], passes: Passes | None = None) -> Tensor:
         self.model.train()
         for group in self.optimiser.param_groups:
             group["lr"] = self.current_rate
         with autocast(self.device, self.precision):
-            logits = forward(self.model, self.data.batch(rows, self.device))
+            batch = self.data.batch(rows, self.device, training=True)
+            logits = forward(self.model, batch) if passes is None else passes.logits(self.model, batch)
         value = loss(logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits)
         value.backward()  # type: ignore[no-untyped-call]
         if self.settings.clip is not None:
@@ -142,6 +167,7 @@ class Phase:
         class_weights: Tensor | None = None,
         watch: Watch | None = None,
         until: Callable[[], bool] | None = None,
+        passes: Passes | None = None,
     ) -> EpochLosses:
         """All epochs of the phase on (data, targets), in an order drawn anew every epoch; or fewer, `until` true."""
         if len(targets) != len(self.data):
@@ -153,9 +179,11 @@ class Phase:
         with self.stream():
             for _ in range(self.settings.epochs):
                 tally = _Tally(self.device)
+                if passes is not None and passes.before_epoch is not None:
+                    passes.before_epoch()
                 for rows in torch.split(torch.randperm(len(self.data), generator=self.order), self.settings.batch):
                     wanted = targets[rows.to(self.device)]
-                    self._step(rows, partial(tally.add, wanted=wanted, loss=loss, weights=class_weights))
+                    self._step(rows, partial(tally.add, wanted=wanted, loss=loss, weights=class_weights), passes)
                     if watch and self.taken % WATCH_EVERY == 0:
                         watch(self.taken, self.steps, means[-1] if means else math.nan)
                 mean, classwise = tally.read()
@@ -187,7 +215,7 @@ class _Tally:
         self.total += value.detach() * len(wanted)
         if wanted.ndim == 1:
             if self.by_class is None:
-                self.by_class = torch.zeros(logits.shape[1], 2, device=logits.device, dtype=torch.float64)
+                self.by_class = torch.zeros(logits.shape[-1], 2, device=logits.device, dtype=torch.float64)
             self.by_class.index_add_(0, wanted, torch.stack([each.detach(), torch.ones_like(each)], 1).double())
         return value
 

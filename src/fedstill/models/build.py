@@ -19,6 +19,7 @@ from torch import nn
 from fedstill.data.artefacts import fetch
 from fedstill.data.tokens import Tokenizer
 from fedstill.errors import FedstillError
+from fedstill.learning.losses import Loss, ce
 from fedstill.models.small import SMALL
 from fedstill.models.tokenizers import HashedNgrams, HashedTokens, load_tokenizer, read_tokenizer
 from fedstill.plugins import absolute, check_options, nearest, own_class
@@ -95,6 +96,10 @@ class Model:
     """The most tokens it can read, where there is a limit."""
     pads_left: bool = False
     """Whether it looks at the last position (XLNet, language models) and so wants padding before the text."""
+    loss: Loss = ce
+    """What it minimises on labelled rows."""
+    label_tasks: torch.Tensor | None = None
+    """The task of each label, where there are several tasks."""
 
     @property
     def architecture(self) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -11,20 +12,20 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedstill.data.corpus import Ints
 from fedstill.data.examples import Examples
 from fedstill.errors import FedstillError
-from fedstill.learning.losses import Loss, ce, joint
+from fedstill.learning.losses import Loss, joint, task_ce, within_task
 from fedstill.learning.metrics import scores
-from fedstill.learning.phases import EpochLosses, Phase, PhaseSettings, class_weights
+from fedstill.learning.phases import EpochLosses, Passes, Phase, PhaseSettings, class_weights
 from fedstill.learning.precision import Precision
 from fedstill.learning.predict import predict
 from fedstill.models import Model, ModelSpec
 from fedstill.randomness import generator, key
 
-Stage = Literal["trained", "distilled"]
+Stage = Literal["trained", "distilled", "processed"]
 Memory = dict[str, Tensor | dict[str, Tensor] | float]
 
 
@@ -34,6 +35,8 @@ class TrainSettings(PhaseSettings):
     epochs: int = Field(3, ge=1)
     max_length: int = Field(128, ge=4)
     class_weights: Literal["none", "balanced"] = "none"
+    heads: Literal["union", "task"] = "union"
+    """Whether a row of one task of several competes with the labels of all tasks, or of its own only."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,16 @@ class Evaluation:
 
     data: Examples
     splits: Mapping[str, Ints]
+    means: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Splits whose scores are the plain mean over other splits: over tasks, each as important as any other."""
+    label_tasks: Tensor | None = None
+    """Where labels belong to tasks, predictions are made within the row's own."""
+
+    def decide(self, logits: Tensor) -> Ints:
+        """The predicted classes."""
+        if self.label_tasks is not None:
+            logits = within_task(logits, self.label_tasks[torch.from_numpy(self.labels)], self.label_tasks)
+        return logits.argmax(-1).numpy()
 
     @property
     def labels(self) -> Ints:
@@ -82,6 +95,10 @@ class Surroundings:
     """Progress for the person who waits; changes nothing."""
 
 
+def _makes_nothing(spec: ModelSpec, name: str) -> Model:
+    raise FedstillError(f"{name}: this party cannot have a second model ({spec}).")
+
+
 @dataclass
 class Party:
     """A model, its data, its memory, and the verbs."""
@@ -91,6 +108,8 @@ class Party:
     data: PartyData
     around: Surroundings
     make_model: Callable[[], Model]
+    make_extra: Callable[[ModelSpec, str], Model] = _makes_nothing
+    """A further model that reads with the party's own tokenizer."""
     round: int = 0
     memory: Memory = field(default_factory=dict)
     metrics: list[dict[str, Any]] = field(default_factory=list)
@@ -103,6 +122,9 @@ class Party:
         self._scored: Tensor | None = None
         self._phases: dict[str, Phase] = {}
         self._opened: dict[str, int] = {}
+        self._extras: dict[str, Party] = {}
+        self._sleeping: dict[str, dict[str, Tensor]] = {}
+        """States of second models that nobody has asked for since they were restored."""
 
     @property
     def model(self) -> Model:
@@ -128,6 +150,8 @@ class Party:
             self.round = round
             self._phases.clear()
             self._opened.clear()
+            for extra in self._extras.values():
+                extra.enter(round)
 
     def generator(self, purpose: str) -> np.random.Generator:
         """Random numbers for one purpose of this party in this round."""
@@ -139,14 +163,29 @@ class Party:
 
     # The verbs
 
-    def train(self, data: Examples | None = None) -> EpochLosses:
-        """One phase of cross-entropy on the party's own labelled rows (or those given)."""
+    def train(
+        self, data: Examples | None = None, loss: Loss | None = None, passes: Passes | None = None
+    ) -> EpochLosses:
+        """One phase of cross-entropy (or another loss) on the party's own labelled rows (or those given)."""
         data = data if data is not None else self.data.train
         if data is None or data.labels is None or not len(data):
             raise FedstillError(f"{self.name} has no labelled rows to train on.")
         settings = self.spec.train
         weights = class_weights(data.labels, len(self.model.labels)) if settings.class_weights == "balanced" else None
-        return self._run("train", data, settings, data.labels, ce, weights)
+        return self._run("train", data, settings, data.labels, loss or self.label_loss(), weights, passes=passes)
+
+    def label_loss(self) -> Loss:
+        """What this model minimises on labelled rows."""
+        if self.spec.train.heads == "task" and self.model.label_tasks is not None:
+            return partial(task_ce, label_tasks=self.model.label_tasks.to(self.around.device))
+        return self.model.loss
+
+    def frozen_copy(self, parameters: Mapping[str, Tensor] | None = None) -> nn.Module:
+        """A teacher: the model as it is now, or with these parameters, which nothing changes."""
+        copy = deepcopy(self.model.module).requires_grad_(False).eval()
+        if parameters is not None:
+            copy.load_state_dict(dict(parameters))
+        return copy
 
     def distill(
         self,
@@ -185,6 +224,18 @@ class Party:
         self._scored = None
         return self._phases[name]
 
+    def extra(self, name: str, spec: ModelSpec | None = None) -> Party:
+        """A second model of the party's own over the same rows, kept from round to round and never sent."""
+        if name not in self._extras:
+            model = self.make_extra(spec or self.spec.model, f"{self.name}'s {name}")
+            model.module.to(self.around.device)
+            own = replace(self.spec, model=model.spec)
+            extra = Party(f"{self.name}'s {name}", own, self.data, self.around, lambda: model, round=self.round)
+            if name in self._sleeping:
+                extra.set_state(self._sleeping.pop(name))
+            self._extras[name] = extra
+        return self._extras[name]
+
     def parameters(self) -> dict[str, Tensor]:
         """A copy of the model's parameters and buffers, on the CPU."""
         return {name: value.detach().cpu().clone() for name, value in self.model.module.state_dict().items()}
@@ -203,14 +254,18 @@ class Party:
         evaluation = self.data.evaluation
         if evaluation is None or not len(evaluation.data):
             return
-        predicted = self.scored().argmax(-1).numpy()
-        for split, rows in evaluation.splits.items():
-            if len(rows):
-                values = scores(evaluation.labels[rows], predicted[rows], len(self.model.labels))
-                when = self.round if round is None else round
-                self.metrics.append(
-                    {"round": when, "party": self.name, "stage": stage, "split": split, "rows": len(rows)} | values
-                )
+        predicted = evaluation.decide(self.scored())
+        about = {"round": self.round if round is None else round, "party": self.name, "stage": stage}
+        measured = {
+            split: scores(evaluation.labels[rows], predicted[rows], len(self.model.labels)) | {"rows": len(rows)}
+            for split, rows in evaluation.splits.items()
+            if len(rows)
+        }
+        for split, others in evaluation.means.items():
+            known = [measured[other] for other in others if other in measured]
+            means = {name: float(np.mean([values[name] for values in known])) for name in known[0]} if known else {}
+            measured |= {split: means | {"rows": sum(int(values["rows"]) for values in known)}} if known else {}
+        self.metrics += [about | {"split": split} | values for split, values in measured.items()]
 
     def scored(self) -> Tensor:
         """The logits of the evaluation rows, computed once for as long as the model does not change."""
@@ -236,10 +291,11 @@ class Party:
         loss: Loss,
         weights: Tensor | None = None,
         until: Callable[[], bool] | None = None,
+        passes: Passes | None = None,
     ) -> EpochLosses:
         try:
             phase = self._open(name, data, settings)
-            return phase.run(targets, loss, weights, partial(self.tell, name, settings.epochs), until)
+            return phase.run(targets, loss, weights, partial(self.tell, name, settings.epochs), until, passes)
         except FedstillError as error:
             raise FedstillError(f"{self.name}, {name} in round {self.round}: {error}") from error
 
@@ -256,6 +312,8 @@ class Party:
         state = {f"model/{name}": value for name, value in self.parameters().items()} if self.has_model else {}
         # How often each phase was opened in this round, for a client that sleeps between two calls of one round.
         state |= {f"opened/{self.round}/{name}": torch.tensor(times) for name, times in self._opened.items()}
+        extras = self._sleeping | {name: extra.state() for name, extra in self._extras.items()}
+        state |= {f"extra/{name}/{part}": value for name, parts in extras.items() for part, value in parts.items()}
         for name, value in self.memory.items():
             if isinstance(value, dict):
                 state |= {f"memory/{name}/{part}": _copy(tensor) for part, tensor in value.items()}
@@ -265,18 +323,29 @@ class Party:
                 state[f"number/{name}"] = torch.tensor(value, dtype=torch.float64)
         return state
 
+    def tensors(self) -> Iterator[Tensor]:
+        """Everything of it that takes memory, its second models' included."""
+        yield from self.model.module.state_dict().values()
+        for value in self.memory.values():
+            yield from value.values() if isinstance(value, dict) else [value] if isinstance(value, Tensor) else ()
+        for extra in self._extras.values():
+            yield from extra.tensors()
+
     def set_state(self, state: Mapping[str, Tensor]) -> None:
         """Go back to that state."""
         model = {name.removeprefix("model/"): value for name, value in state.items() if name.startswith("model/")}
         if model:
             self.set_parameters(model)
-        self.memory, self._opened = {}, {}
+        self.memory, self._opened, self._extras, self._sleeping = {}, {}, {}, {}
         for name, value in state.items():
             kind, _, rest = name.partition("/")
             if kind == "opened":
                 round, _, phase = rest.partition("/")
                 self.round = int(round)
                 self._opened[phase] = int(value)
+            elif kind == "extra":
+                outer, _, part = rest.partition("/")
+                self._sleeping.setdefault(outer, {})[part] = value
             elif kind == "number":
                 self.memory[rest] = float(value)
             elif kind == "memory" and "/" in rest:

@@ -20,6 +20,9 @@ from fedstill.models import Model, load
 
 Metric = dict[str, Any]
 
+STAGES = ("trained", "distilled", "processed")
+"""In the order in which a round comes to them."""
+
 
 @dataclass(frozen=True)
 class Record:
@@ -119,12 +122,12 @@ def write_summary(record: Record, plan: Plan, algorithm: Algorithm, crossed: dic
 
 
 def _last(measured: list[Metric], party: str) -> dict[str, dict[str, float]]:
-    """The scores of a party's last round by split; `distilled` where it digested, else `trained`."""
+    """The scores of a party's last round by split, of the last stage that it came to."""
     scores: dict[str, dict[str, float]] = {}
-    when: dict[str, tuple[int, bool]] = {}
+    when: dict[str, tuple[int, int]] = {}
     for line in measured:
-        moment = (line["round"], line["stage"] == "distilled")
-        if line["party"] == party and moment >= when.get(line["split"], (-1, False)):
+        moment = (line["round"], STAGES.index(line["stage"]))
+        if line["party"] == party and moment >= when.get(line["split"], (-1, 0)):
             when[line["split"]] = moment
             scores[line["split"]] = {name: line[name] for name in METRICS if name in line}
     return scores
