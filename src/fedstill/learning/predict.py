@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +20,18 @@ def forward(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 def predict(model: nn.Module, data: Examples, precision: Precision = "fp32", batch: int = 64) -> Tensor:
     """The logits [N, C] of the data, in float32 (float64 models stay so), on the CPU."""
+    logits = _in_batches(model, lambda given: forward(model, given), data, precision, batch)
+    return logits.double() if logits.dtype == torch.float64 else logits.float()
+
+
+def generate(model: nn.Module, data: Examples, precision: Precision = "fp32", batch: int = 64) -> Tensor:
+    """The labels [N] that a text-to-text model writes, -1 where it writes none, on the CPU."""
+    return _in_batches(model, lambda given: model.generate_labels(**given), data, precision, batch)  # type: ignore[operator]
+
+
+def _in_batches(
+    model: nn.Module, answer: Callable[[dict[str, Tensor]], Tensor], data: Examples, precision: Precision, batch: int
+) -> Tensor:
     device = next(model.parameters()).device
     order = torch.argsort(torch.from_numpy(data.lengths), descending=True, stable=True)
     was_training = model.training
@@ -25,10 +39,9 @@ def predict(model: nn.Module, data: Examples, precision: Precision = "fp32", bat
     pieces = []
     with torch.inference_mode(), autocast(device, precision):
         for rows in torch.split(order, batch):
-            pieces.append(forward(model, data.batch(rows, device)))
+            pieces.append(answer(data.batch(rows, device)))
     model.train(was_training)
-    logits = torch.cat(pieces)
-    logits = logits.double() if logits.dtype == torch.float64 else logits.float()
-    answer = torch.empty_like(logits, device="cpu")
-    answer[order] = logits.cpu()
-    return answer
+    sorted_answers = torch.cat(pieces).cpu()
+    answers = torch.empty_like(sorted_answers)
+    answers[order] = sorted_answers
+    return answers

@@ -129,7 +129,7 @@ def _last(measured: list[Metric], party: str) -> dict[str, dict[str, float]]:
         moment = (line["round"], STAGES.index(line["stage"]))
         if line["party"] == party and moment >= when.get(line["split"], (-1, 0)):
             when[line["split"]] = moment
-            scores[line["split"]] = {name: line[name] for name in METRICS if name in line}
+            scores[line["split"]] = {name: line[name] for name in (*METRICS, "generated_accuracy") if name in line}
     return scores
 
 

@@ -1,0 +1,194 @@
+"""A text-to-text model (T5) as a classifier: the label whose words it would most likely write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedstill.errors import FedstillError
+
+
+class TextToText(nn.Module):
+    """An encoder-decoder of Hugging Face's, and the words of every label as token ids, each closed by its end token.
+
+    Its logits are log-likelihoods, so the loss on labelled rows is `likelihood`. What it saves and sends is the inner
+    model's, every tied table once.
+    """
+
+    words: Tensor
+    lengths: Tensor
+    word_of: Tensor
+    distinct: Tensor
+
+    def __init__(self, inner: nn.Module, words: Tensor, lengths: Tensor, start_id: int) -> None:
+        super().__init__()
+        self.inner, self.start_id = inner, start_id
+        inside = torch.arange(words.shape[1]) < lengths[:, None]
+        words = words.masked_fill(~inside, start_id)  # any id will do: nobody looks at it
+        _, word_of = torch.unique(torch.cat([words, lengths[:, None]], 1), dim=0, return_inverse=True)
+        distinct = torch.tensor([word_of.tolist().index(number) for number in range(int(word_of.max()) + 1)])
+        # Not a part of the state: the same parameters serve other labels.
+        for name, value in (("words", words), ("lengths", lengths), ("word_of", word_of), ("distinct", distinct)):
+            self.register_buffer(name, value, persistent=False)
+        self.register_state_dict_post_hook(_drop_tied)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_restore_tied)  # type: ignore[no-untyped-call]
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+    ) -> Tensor:
+        """The log-likelihood of every label's words, end included [B, C]."""
+        states, mask = self._encode(input_ids, attention_mask, inputs_embeds)
+        rows, words = len(states), len(self.distinct)
+        # Tasks may share words: each is read once, for every text.
+        target = self.words[self.distinct].repeat(rows, 1)
+        logits = self._decode(states.repeat_interleave(words, 0), mask.repeat_interleave(words, 0), target)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        each = logits.gather(-1, target[..., None])[..., 0] - logits.logsumexp(-1)
+        total = (each * self._mask(self.distinct).repeat(rows, 1)).sum(-1)
+        return total.reshape(rows, words)[:, self.word_of]
+
+    def target_logits(
+        self,
+        labels: Tensor,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The next token's logits wherever the label of each row has one [B, L, V], and where that is [B, L]."""
+        states, mask = self._encode(input_ids, attention_mask, inputs_embeds)
+        return self._decode(states, mask, self.words[labels]), self._mask(labels)
+
+    @torch.no_grad()
+    def generate_labels(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+    ) -> Tensor:
+        """The first label whose words are exactly what the model writes, taking the likeliest token each time; or -1.
+
+        Labels that share their words are one to a reader: `same_word` compares as such.
+        """
+        states, mask = self._encode(input_ids, attention_mask, inputs_embeds)
+        written = self.words.new_zeros(len(states), 0)
+        for _ in range(self.words.shape[1]):
+            logits = self._decode(states, mask, torch.nn.functional.pad(written, (0, 1)))
+            written = torch.cat([written, logits[:, -1].argmax(-1, keepdim=True)], 1)
+        inside = torch.arange(self.words.shape[1], device=written.device) < self.lengths[:, None]
+        is_label = ((written[:, None] == self.words) | ~inside).all(-1)
+        # argmax finds the first of equals, but only among numbers.
+        return torch.where(is_label.any(-1), is_label.int().argmax(-1), -1)
+
+    def same_word(self, one: Tensor, other: Tensor) -> Tensor:
+        """Whether two labels are written with the same words; -1 is nobody's."""
+        word_of = self.word_of.to(one.device)
+        return (one >= 0) & (other >= 0) & (word_of[one.clamp(min=0)] == word_of[other.clamp(min=0)])
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The table of word embeddings."""
+        table: nn.Module = self.inner.get_input_embeddings()  # type: ignore[operator]
+        return table
+
+    def save_pretrained(self, folder: Path) -> None:
+        """As `AutoModelForSeq2SeqLM` reads it."""
+        self.inner.save_pretrained(folder)  # type: ignore[operator]
+
+    def _encode(self, ids: Tensor | None, mask: Tensor | None, embedded: Tensor | None) -> tuple[Tensor, Tensor]:
+        given = ids if ids is not None else embedded
+        assert given is not None
+        mask = mask if mask is not None else torch.ones(given.shape[:2], dtype=torch.long, device=given.device)
+        encoder = self.inner.get_encoder()  # type: ignore[operator]
+        return encoder(input_ids=ids, attention_mask=mask, inputs_embeds=embedded).last_hidden_state, mask
+
+    def _decode(self, states: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+        """Logits at every position of the target, each seeing the target before it only."""
+        shifted = torch.nn.functional.pad(target[:, :-1], (1, 0), value=self.start_id)
+        output: Any = self.inner(
+            encoder_outputs=(states,),
+            attention_mask=mask,
+            decoder_input_ids=shifted,
+            # All ones: a start token that is also the padding must not be hidden, and what comes last hides nothing.
+            decoder_attention_mask=torch.ones_like(shifted),
+            use_cache=False,
+        )
+        logits: Tensor = output.logits
+        return logits
+
+    def _mask(self, labels: Tensor) -> Tensor:
+        positions = torch.arange(self.words.shape[1], device=self.words.device)
+        return positions < self.lengths[labels][:, None]
+
+
+def is_text_to_text(config: Any) -> bool:
+    """Whether a model's configuration is that of an encoder-decoder which writes text."""
+    if config.model_type in ("t5", "mt5", "umt5"):
+        return True
+    names = config.architectures or ()
+    return bool(config.is_encoder_decoder) and any(name.endswith("ForConditionalGeneration") for name in names)
+
+
+def label_word(label: str) -> str:
+    """What is written for a label: `rte/Entailment` is Entailment of the task rte."""
+    return label.rpartition("/")[2]
+
+
+def label_words(tokenizer: Any, labels: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """The token ids of every label's words with the end token [C, L], padded, and how many they are [C]."""
+    rows: list[list[int]] = []
+    for label in labels:
+        ids = list(tokenizer(label_word(label)).input_ids)
+        rows.append(ids if ids and ids[-1] == tokenizer.eos_token_id else [*ids, tokenizer.eos_token_id])
+    _refuse_equal(labels, rows)
+    lengths = torch.tensor([len(row) for row in rows])
+    words = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
+    for number, row in enumerate(rows):
+        words[number, : len(row)] = torch.tensor(row)
+    return words, lengths
+
+
+def keep_layers(config: Any, layers: int, name: str) -> None:
+    """Cut the configuration down to the first layers of encoder and decoder."""
+    if config.model_type not in ("t5", "mt5", "umt5"):
+        raise FedstillError(f"{name}: of text-to-text models, only T5's layers can be chosen.")
+    fewer = min(config.num_layers, config.num_decoder_layers)
+    if not 0 < layers <= fewer:
+        raise FedstillError(f"{name}: the model has {fewer} layers, not {layers}.")
+    config.num_layers = config.num_decoder_layers = layers
+
+
+def _refuse_equal(labels: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
+    seen: dict[tuple[int, ...], str] = {}
+    for label, row in zip(labels, rows, strict=True):
+        other = seen.setdefault(tuple(row), label)
+        if label_word(other) != label_word(label):
+            raise FedstillError(
+                f"the labels {other!r} and {label!r} are one word to this model's tokenizer: give them other names."
+            )
+
+
+def _tied(module: nn.Module) -> dict[str, str]:
+    """Names of parameters that are another one, and that one's."""
+    first: dict[int, str] = {}
+    names = {name: first.setdefault(id(p), name) for name, p in module.named_parameters(remove_duplicate=False)}
+    return {name: other for name, other in names.items() if name != other}
+
+
+def _drop_tied(module: nn.Module, state: dict[str, Tensor], prefix: str, about: Any) -> None:
+    for name in _tied(module):
+        state.pop(prefix + name, None)
+
+
+def _restore_tied(module: nn.Module, state: dict[str, Tensor], prefix: str, *about: Any) -> None:
+    for name, other in _tied(module).items():
+        if prefix + other in state:
+            state.setdefault(prefix + name, state[prefix + other])
