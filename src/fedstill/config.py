@@ -200,10 +200,15 @@ class Experiment(Settings):
 
 def _with_whole_paths(corpus: CorpusSpec) -> CorpusSpec:
     """Found from everywhere."""
-    if corpus.path is None:
-        return corpus
-    paths = {key: str(Path(value).resolve()) for key in ("path", "test") if (value := getattr(corpus, key))}
-    return corpus.model_copy(update=paths)
+    if corpus.path is not None:
+        # The paths of tasks start from this one, so that they stay as they are.
+        given = {key: value for key in ("path", "test") if (value := getattr(corpus, key))}
+        return corpus.model_copy(update={key: str(Path(value).expanduser().resolve()) for key, value in given.items()})
+    if corpus.tasks is not None:
+        return corpus.model_copy(
+            update={"tasks": {task: part and _with_whole_paths(part) for task, part in corpus.tasks.items()}}
+        )
+    return corpus
 
 
 def _inherit(own: Any, general: BaseModel) -> Any:

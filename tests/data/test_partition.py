@@ -77,7 +77,7 @@ def corpora(draw, grouped=True):
 
 @st.composite
 def specs(draw):
-    kind = draw(st.sampled_from(["domain", "dirichlet", "iid"]))
+    kind = draw(st.sampled_from(["domain", "dirichlet", "iid", "task_dirichlet"]))
     options = {
         "kind": kind,
         "public": draw(st.sampled_from([0.0, 0.2, 0.35])),
@@ -94,7 +94,9 @@ def specs(draw):
         }
     else:
         options["clients"] = draw(st.integers(1, 4))
-    if kind == "dirichlet":
+    if kind == "task_dirichlet" and draw(st.booleans()):
+        options |= {"clients": None, "alpha": 0.0}
+    elif kind.endswith("dirichlet"):
         options |= {"alpha": draw(st.sampled_from([2.0, 100.0])), "reading": draw(st.sampled_from(["class", "hsu"]))}
     return PartitionSpec(**options)
 
@@ -112,7 +114,7 @@ def test_every_partition_keeps_its_promises(corpus, spec, seed):
     assert sum(partition.counts.values()) == len(partition.unused)
     assert total(partition.global_test) == 0 or spec.global_test
     groups_cross_no_split(corpus, partition)
-    if spec.kind == "domain":
+    if spec.is_by_domain:
         every_row_stays_in_its_domain(corpus, partition)
     else:
         groups_stay_with_one_client(corpus, partition)
@@ -264,7 +266,7 @@ def test_label_alpha_still_fills_rows_per_domain():
     assert len(partition.train["domain-0"]) == 50
 
 
-@pytest.mark.parametrize("kind", ["domain", "iid", "dirichlet"])
+@pytest.mark.parametrize("kind", ["domain", "iid", "dirichlet", "task_dirichlet"])
 def test_held_out_rows_are_the_test_and_their_groups_do_not_leak(kind):
     # Rows 0-9 are held out; 10 and 11 say the same as row 0.
     groups = np.arange(110)
@@ -437,8 +439,8 @@ def test_a_corpus_without_rows_is_refused():
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"clients": 3}, "clients belongs to kind dirichlet or iid, not to domain"),
-        ({"alpha": 0.5}, "alpha belongs to kind dirichlet, not to domain"),
+        ({"clients": 3}, "clients belongs to kind dirichlet or iid or task_dirichlet, not to domain"),
+        ({"alpha": 0.5}, "alpha belongs to kind dirichlet or task_dirichlet, not to domain"),
         ({"kind": "iid", "clients": 2, "reading": "hsu"}, "reading belongs to kind dirichlet"),
         ({"kind": "iid", "clients": 2, "global_test": True}, "global_test belongs to kind domain"),
         ({"kind": "dirichlet", "clients": 2, "label_alpha": 1.0}, "label_alpha belongs to kind domain"),
@@ -449,6 +451,10 @@ def test_a_corpus_without_rows_is_refused():
         ({"public": 0.0, "labelled_public": 0.1}, "set public above 0"),
         ({"kind": "dirichlet", "clients": 2, "alpha": 0.0}, "greater than 0"),
         ({"rows_per_domain": 0}, "greater than or equal to 1"),
+        ({"kind": "task_dirichlet"}, "kind task_dirichlet needs clients"),
+        ({"kind": "task_dirichlet", "clients": 2, "alpha": -1.0}, "greater than or equal to 0"),
+        ({"kind": "task_dirichlet", "alpha": 0, "global_test": True}, "global_test belongs to kind domain"),
+        ({"kind": "iid", "clients": 2, "alpha": 0}, "alpha belongs to kind"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(options, complaint):
@@ -457,7 +463,13 @@ def test_options_that_cannot_be_meant_are_refused(options, complaint):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"kind": "iid", "clients": 2}, {"kind": "dirichlet", "clients": 3, "alpha": 5.0}]
+    "options",
+    [
+        {},
+        {"kind": "iid", "clients": 2},
+        {"kind": "dirichlet", "clients": 3, "alpha": 5.0},
+        {"kind": "task_dirichlet", "alpha": 0.0},
+    ],
 )
 def test_a_resolved_specification_reads_back(options):
     spec = PartitionSpec(**options)
@@ -480,3 +492,95 @@ def test_fewer_public_rows_leave_everybody_elses_as_they_were():
     np.testing.assert_array_equal(np.bincount(labels[fifth.public]), [18, 18])
     assert fifth.counts == {"left over by public_share or labelled_share": 144 + 10}
     fifth.check(400)
+
+
+# Tasks
+
+
+def test_a_client_a_task_divides_as_a_client_a_domain_does():
+    corpus = corpus_of_counts([[30, 20], [25, 25], [40, 10]], domain_names=("cb", "rte", "wic"))
+    alone = split(corpus, PartitionSpec(kind="task_dirichlet", alpha=0), 3)
+    assert alone.clients == ("cb", "rte", "wic")
+    assert same(alone, split(corpus, PartitionSpec(kind="domain"), 3))
+    assert same(alone, split(corpus, PartitionSpec(kind="task_dirichlet", alpha=0, clients=3), 3))
+
+
+def task_counts(corpus, partition):
+    """Training rows by client and task."""
+    many = len(corpus.domain_names)
+    return np.array([np.bincount(corpus.domains[rows], minlength=many) for rows in partition.train.values()])
+
+
+def test_tasks_are_cut_by_dirichlet_draws():
+    # A client's share of a task under Dir(1) over 4 clients has second moment 2 / (4 * 5) = 0.1.
+    corpus = corpus_of_counts([[25, 25]] * 400)
+    spec = PartitionSpec(kind="task_dirichlet", clients=4, alpha=1.0, **BARE)
+    assert np.mean(np.square(task_counts(corpus, split(corpus, spec, 0)) / 50)) == pytest.approx(0.1, abs=0.008)
+
+
+def test_mixtures_of_tasks_have_equal_sizes_and_grow_pure_as_alpha_falls():
+    corpus = corpus_of_counts([[100, 100]] * 8)
+
+    def counts(alpha):
+        spec = PartitionSpec(kind="task_dirichlet", clients=20, alpha=alpha, reading="hsu", **BARE)
+        return task_counts(corpus, split(corpus, spec, 0))
+
+    for alpha in (100.0, 0.5, 0.05):
+        assert set(counts(alpha).sum(axis=1)) == {80}
+    purity = [np.mean(counts(alpha).max(axis=1) / 80) for alpha in (100.0, 0.5, 0.05)]
+    assert purity == sorted(purity)
+    assert purity[2] > 0.6
+
+
+def test_every_task_gives_its_fraction_of_the_public_rows():
+    corpus = corpus_of_counts([[100, 0], [0, 50], [30, 10]])
+    partition = split(corpus, PartitionSpec(kind="task_dirichlet", clients=3, alpha=1.0, public=0.2), 0)
+    assert np.bincount(corpus.domains[partition.public]).tolist() == [20, 10, 8]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 60)), min_size=60, max_size=120),
+    st.integers(1, 5),
+    st.sampled_from([0.5, 5.0]),
+    st.sampled_from(["class", "hsu"]),
+    st.integers(0, 99),
+)
+def test_dealt_tasks_are_disjoint_complete_and_never_leave_a_client_empty(rows, clients, alpha, reading, seed):
+    domains, labels, groups = zip(*rows, strict=True)
+    corpus = make_corpus(labels, domains, groups)
+    spec = PartitionSpec(kind="task_dirichlet", clients=clients, alpha=alpha, reading=reading)
+    partition = split(corpus, spec, seed)
+    partition.check(len(corpus))
+    assert same(partition, split(corpus, spec, seed))
+    assert len(partition.clients) == clients
+    assert all(len(mine) for mine in partition.train.values())
+    groups_cross_no_split(corpus, partition)
+    groups_stay_with_one_client(corpus, partition)
+
+
+@pytest.mark.parametrize(
+    ("corpus", "options", "complaint"),
+    [
+        (make_corpus([0, 1]), {"clients": 2}, "sample has no domains, so there is no task to deal"),
+        (make_corpus([0, 1]), {"alpha": 0}, "sample has no domains, so there is no task to deal"),
+        (
+            corpus_of_counts([[9, 9], [9, 9]]),
+            {"alpha": 0, "clients": 3},
+            "alpha 0 is a client a task, and sample has 2 tasks, not 3: leave `clients:` out",
+        ),
+        (
+            corpus_of_counts([[9, 9], [1, 0]]),
+            {"alpha": 0, "public": 0.9},
+            r"100 task_dirichlet partitions .*2 clients, alpha 0\).*the last: domain-1.*leave the task out",
+        ),
+        (
+            corpus_of_counts([[20]]),
+            {"clients": 8, "alpha": 0.01},
+            r"20 rows, 8 clients, alpha 0\.01.*larger alpha.*hsu",
+        ),
+    ],
+)
+def test_tasks_that_cannot_be_dealt_are_refused(corpus, options, complaint):
+    with pytest.raises(FedstillError, match=complaint):
+        split(corpus, PartitionSpec(kind="task_dirichlet", **options), 0)

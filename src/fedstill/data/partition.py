@@ -5,23 +5,23 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from fedstill.data.corpus import Corpus, Ints
-from fedstill.data.dealing import Bools, allot, choose, deal_by_class, deal_by_client, draw_counts, sizes_of, strata_of
+from fedstill.data.dealing import deal_by_class, deal_by_client, sizes_of, strata_of
+from fedstill.data.roles import Role, Units, draw_roles, units_of
 from fedstill.errors import FedstillError
 from fedstill.settings import Settings
 
 ATTEMPTS = 100
 
 KINDS_WITH = {
-    "clients": ("dirichlet", "iid"),
-    "alpha": ("dirichlet",),
-    "reading": ("dirichlet",),
+    "clients": ("dirichlet", "iid", "task_dirichlet"),
+    "alpha": ("dirichlet", "task_dirichlet"),
+    "reading": ("dirichlet", "task_dirichlet"),
     "label_alpha": ("domain",),
     "global_test": ("domain",),
     "global_test_alpha": ("domain",),
@@ -31,9 +31,10 @@ KINDS_WITH = {
 class PartitionSpec(Settings):
     """How a corpus is divided among clients, the public set and the tests."""
 
-    kind: Literal["domain", "dirichlet", "iid"] = "domain"
+    kind: Literal["domain", "dirichlet", "iid", "task_dirichlet"] = "domain"
     clients: int | None = Field(default=None, ge=1)
-    alpha: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    alpha: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """With task_dirichlet, 0 is a client a task."""
     reading: Literal["class", "hsu"] = "class"
     public: float = Field(default=0.2, ge=0, lt=1)
     labelled_public: float = Field(default=0.0, ge=0, lt=1)
@@ -53,9 +54,16 @@ class PartitionSpec(Settings):
             # A default passes: a resolved experiment writes out every option and must read back.
             if self.kind not in kinds and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} belongs to kind {' or '.join(kinds)}, not to {self.kind}: leave it out")
-        if self.kind != "domain" and self.clients is None:
+        if self.alpha == 0 and self.kind != "task_dirichlet":
+            raise ValueError("alpha must be greater than 0; with kind task_dirichlet 0 means a client a task")
+        if not self.is_by_domain and self.clients is None:
             raise ValueError(f"kind {self.kind} needs clients: how many shall share the rows?")
         return self
+
+    @property
+    def is_by_domain(self) -> bool:
+        """Whether every client is a domain and has its name."""
+        return self.kind == "domain" or (self.kind == "task_dirichlet" and self.alpha == 0)
 
     @model_validator(mode="after")
     def _fractions_leave_something(self) -> Self:
@@ -137,13 +145,13 @@ def label_counts(corpus: Corpus, rows: Ints) -> Ints:
 
 def split(corpus: Corpus, spec: PartitionSpec, seed: int) -> Partition:
     """The partition that this seed draws; every client has rows to train on, and no group crosses a split."""
-    units = _units(corpus)
+    units = units_of(corpus)
     _refuse_the_impossible(corpus, spec, units)
     clients = _client_names(corpus, spec)
     random = _generator(seed)
     for _ in range(ATTEMPTS):
-        roles, counts = _draw_roles(random, units, spec)
-        if spec.kind == "domain":
+        roles, counts = draw_roles(random, units, spec)
+        if spec.is_by_domain:
             holders = units.row_domains
         else:
             holders = _draw_holders(random, units, roles, spec, len(clients))[units.of_row]
@@ -154,63 +162,20 @@ def split(corpus: Corpus, spec: PartitionSpec, seed: int) -> Partition:
     raise FedstillError(_nothing_to_train_on(corpus, spec, clients, empty))
 
 
-class _Role(IntEnum):
-    TRAIN = 0
-    VALIDATION = 1
-    TEST = 2
-    GLOBAL_TEST = 3
-    PUBLIC = 4
-    LABELLED = 5
-    UNUSED = 6
-
-
-@dataclass(frozen=True)
-class _Units:
-    """What is dealt: the rows of a group, its held-out rows apart. Label and domain are those of the first row."""
-
-    of_row: Ints
-    row_domains: Ints
-    labels: Ints
-    domains: Ints
-    held_out: Bools
-    leaking: Bools
-    """Not held out, but of a group that has held-out rows."""
-
-    def rows(self, chosen: Bools) -> int:
-        """How many rows the chosen units have."""
-        return int(np.count_nonzero(chosen[self.of_row]))
-
-
-def _units(corpus: Corpus) -> _Units:
-    rows = len(corpus)
-    domains = np.zeros(rows, np.int64) if corpus.domains is None else corpus.domains
-    held_out = np.zeros(rows, np.bool_) if corpus.held_out is None else corpus.held_out
-    _, group = np.unique(np.arange(rows) if corpus.groups is None else corpus.groups, return_inverse=True)
-    _, first, of_row = np.unique(2 * group + held_out, return_index=True, return_inverse=True)
-    in_held_out_group = np.bincount(group, weights=held_out)[group] > 0
-    return _Units(
-        of_row=of_row.astype(np.int64),
-        row_domains=domains,
-        labels=corpus.labels[first],
-        domains=domains[first],
-        held_out=held_out[first],
-        leaking=(in_held_out_group & ~held_out)[first],
-    )
-
-
 def _generator(seed: int) -> np.random.Generator:
     digest = hashlib.sha256(repr((seed, "partition")).encode()).digest()
     return np.random.default_rng(int.from_bytes(digest, "little"))
 
 
 def _client_names(corpus: Corpus, spec: PartitionSpec) -> tuple[str, ...]:
-    if spec.clients is None:
+    if spec.is_by_domain:
         return corpus.domain_names
+    assert spec.clients is not None
     width = len(str(spec.clients))
     return tuple(f"client-{number:0{width}}" for number in range(1, spec.clients + 1))
 
 
-def _refuse_the_impossible(corpus: Corpus, spec: PartitionSpec, units: _Units) -> None:
+def _refuse_the_impossible(corpus: Corpus, spec: PartitionSpec, units: Units) -> None:
     if not len(corpus):
         raise FedstillError(f"Corpus {corpus.name} has no rows to divide.")
     usable = ~units.held_out & ~units.leaking
@@ -219,12 +184,20 @@ def _refuse_the_impossible(corpus: Corpus, spec: PartitionSpec, units: _Units) -
             f"{spec.clients} clients cannot share the {units.rows(usable)} rows of {corpus.name} that are free "
             f"to train on ({np.count_nonzero(usable)} groups that stay together): use fewer clients or more rows."
         )
-    if spec.kind != "domain":
+    if spec.kind not in ("domain", "task_dirichlet"):
         return
     if corpus.domains is None:
+        lack = "no client a domain" if spec.kind == "domain" else "no task to deal"
         raise FedstillError(
-            f"Corpus {corpus.name} has no domains, so there is no client a domain: name its `domain:` column, "
+            f"Corpus {corpus.name} has no domains, so there is {lack}: name its `domain:` column, "
             "or use partition kind iid or dirichlet."
+        )
+    if not spec.is_by_domain:
+        return
+    if spec.clients not in (None, len(corpus.domain_names)):
+        raise FedstillError(
+            f"task_dirichlet with alpha 0 is a client a task, and {corpus.name} has {len(corpus.domain_names)} tasks, "
+            f"not {spec.clients}: leave `clients:` out, or set alpha above 0."
         )
     sizes = sizes_of(units.row_domains[usable[units.of_row]], len(corpus.domain_names))
     empty = [name for name, size in zip(corpus.domain_names, sizes, strict=True) if not size]
@@ -236,12 +209,13 @@ def _refuse_the_impossible(corpus: Corpus, spec: PartitionSpec, units: _Units) -
 
 
 def _nothing_to_train_on(corpus: Corpus, spec: PartitionSpec, clients: tuple[str, ...], empty: list[str]) -> str:
-    alphas = {"domain": ("label_alpha", spec.label_alpha), "dirichlet": ("alpha", spec.alpha), "iid": ("alpha", None)}
-    name, alpha = alphas[spec.kind]
-    drawn = "" if alpha is None else f", {name} {alpha:g}"
+    name, alpha = ("label_alpha", spec.label_alpha) if spec.kind == "domain" else ("alpha", spec.alpha)
+    drawn = "" if alpha is None or spec.kind == "iid" else f", {name} {alpha:g}"
+    skewed = "use fewer clients, a larger alpha, more rows, or reading: hsu, which deals equal sizes"
     advice = {
         "domain": "lower public, validation and test, raise label_alpha or rows_per_domain, or leave the domain out",
-        "dirichlet": "use fewer clients, a larger alpha, more rows, or reading: hsu, which deals equal sizes",
+        "dirichlet": skewed,
+        "task_dirichlet": skewed if alpha else "lower public, validation and test, or leave the task out",
         "iid": "use fewer clients or more rows, or lower public, validation and test",
     }
     return (
@@ -255,141 +229,32 @@ def _gather(
 ) -> Partition:
     numbers = {name: holder for holder, name in enumerate(clients)}
 
-    def rows(role: _Role) -> Ints:
+    def rows(role: Role) -> Ints:
         return np.flatnonzero(roles == role).astype(np.int64)
 
-    def by_client(role: _Role) -> dict[str, Ints]:
+    def by_client(role: Role) -> dict[str, Ints]:
         mine = rows(role)
         return {name: mine[holders[mine] == holder] for name, holder in sorted(numbers.items())}
 
     return Partition(
-        train=by_client(_Role.TRAIN),
-        validation=by_client(_Role.VALIDATION),
-        test=by_client(_Role.TEST),
-        public=rows(_Role.PUBLIC),
-        labelled=rows(_Role.LABELLED),
-        global_test=by_client(_Role.GLOBAL_TEST) if has_global else {},
-        unused=rows(_Role.UNUSED),
+        train=by_client(Role.TRAIN),
+        validation=by_client(Role.VALIDATION),
+        test=by_client(Role.TEST),
+        public=rows(Role.PUBLIC),
+        labelled=rows(Role.LABELLED),
+        global_test=by_client(Role.GLOBAL_TEST) if has_global else {},
+        unused=rows(Role.UNUSED),
         counts=counts,
     )
 
 
-def _draw_roles(random: np.random.Generator, units: _Units, spec: PartitionSpec) -> tuple[Ints, dict[str, int]]:
-    """A role for every unit, and how many rows are unused, by reason."""
-    kept = ~units.held_out & ~units.leaking
-    skewed = kept if spec.label_alpha is None else _keep_label_shares(random, units, kept, spec.label_alpha)
-    # The cap comes second so that a skewed domain still fills it.
-    capped = skewed if spec.rows_per_domain is None else _keep_rows(random, units, skewed, spec.rows_per_domain)
-    roles = np.where(units.held_out, _Role.TEST, _Role.UNUSED).astype(np.int64)
-    homes = units.domains if spec.kind == "domain" else np.zeros_like(units.domains)
-    for home in np.unique(homes[capped]):
-        members = np.flatnonzero(capped & (homes == home))
-        held_out = int(np.count_nonzero(units.held_out & (homes == home))) if units.held_out.any() else None
-        roles[members] = _roles_of_pool(random, units.labels[members], spec, held_out)
-    dropped = {
-        "shares a group with a held-out row": units.leaking,
-        "left over by label_alpha": kept & ~skewed,
-        "left over by rows_per_domain": skewed & ~capped,
-        "left over by public_share or labelled_share": capped & (roles == _Role.UNUSED),
-    }
-    return roles, {why: units.rows(which) for why, which in dropped.items() if which.any()}
-
-
-def _keep_label_shares(random: np.random.Generator, units: _Units, kept: Bools, alpha: float) -> Bools:
-    """In each domain, the largest subset whose label shares are those of a Dirichlet draw."""
-    matching = np.zeros_like(kept)
-    for domain in np.unique(units.domains[kept]):
-        members = np.flatnonzero(kept & (units.domains == domain))
-        strata, sizes = strata_of(units.labels[members])
-        shares = random.dirichlet(np.full(len(sizes), alpha))
-        with np.errstate(divide="ignore"):
-            largest = (sizes / shares).min()
-        quotas = np.floor(largest * shares + 1e-9).astype(np.int64)
-        matching[members[choose(random, strata, quotas)]] = True
-    return matching
-
-
-def _keep_rows(random: np.random.Generator, units: _Units, kept: Bools, limit: int) -> Bools:
-    """At most `limit` rows in each domain, in the labels' proportions, whole units only."""
-    kept = kept.copy()
-    for domain in np.unique(units.row_domains):
-        rows = np.flatnonzero(kept[units.of_row] & (units.row_domains == domain))
-        if len(rows) <= limit:
-            continue
-        members, weights = np.unique(units.of_row[rows], return_counts=True)
-        strata, _ = strata_of(units.labels[members])
-        sizes = np.bincount(strata, weights=weights)
-        quotas = allot(random, sizes * (limit / len(rows)), limit, sizes.astype(np.int64))
-        kept[members[~choose(random, strata, quotas, weights.astype(np.int64))]] = False
-    return kept
-
-
-def _roles_of_pool(random: np.random.Generator, labels: Ints, spec: PartitionSpec, held_out: int | None) -> Ints:
-    """Roles for units that are divided together; `held_out` test units stand in for the test fraction."""
-    strata, sizes = strata_of(labels)
-    pool = _Pool(random, strata, np.full(len(labels), _Role.TRAIN, np.int64))
-    global_size = 0
-    if spec.global_test:
-        global_size = _global_test_size(len(labels), spec) if held_out is None else held_out
-        shares = random.dirichlet(np.full(len(sizes), spec.global_test_alpha))
-        pool.move(_Role.TRAIN, _Role.GLOBAL_TEST, draw_counts(random, global_size, shares, sizes))
-    pool.move_fraction(_Role.TRAIN, _Role.PUBLIC, spec.public, pool.sizes(_Role.TRAIN))
-    pool.move_fraction(_Role.PUBLIC, _Role.LABELLED, spec.labelled_public, pool.sizes(_Role.PUBLIC))
-    rest = pool.sizes(_Role.TRAIN)
-    test = spec.test if held_out is None else 0.0
-    if spec.global_test and held_out is None:
-        test = global_size / max(1, rest.sum())
-    pool.move_fraction(_Role.TRAIN, _Role.TEST, test, rest)
-    pool.move_fraction(_Role.TRAIN, _Role.VALIDATION, spec.validation, rest)
-    # A generator of its own: with fewer public rows the private ones must stay the same.
-    spare = _Pool(random.spawn(1)[0], strata, pool.roles)
-    for role, share in ((_Role.PUBLIC, spec.public_share), (_Role.LABELLED, spec.labelled_share)):
-        if share < 1:
-            spare.move_fraction(role, _Role.UNUSED, 1 - share, pool.sizes(role))
-    return pool.roles
-
-
-def _global_test_size(units: int, spec: PartitionSpec) -> int:
-    """As many as the client's own test will have, to within one, of what the global test leaves."""
-
-    def client_test(left: int) -> int:
-        return round(spec.test * (left - round(spec.public * left)))
-
-    share = spec.test * (1 - spec.public)
-    highest = min(units, int(units * share / (1 + share)) + 2)
-    return next(size for size in range(highest, -1, -1) if client_test(units - size) >= size)
-
-
-@dataclass(frozen=True)
-class _Pool:
-    """Units on their way to their roles, with the stratum of each."""
-
-    random: np.random.Generator
-    strata: Ints
-    roles: Ints
-
-    def sizes(self, role: _Role) -> Ints:
-        """How many units of each stratum have this role."""
-        return sizes_of(self.strata[self.roles == role], int(self.strata.max()) + 1)
-
-    def move(self, source: _Role, target: _Role, quotas: Ints) -> None:
-        """From one role to another, as many of each stratum as its quota says."""
-        members = np.flatnonzero(self.roles == source)
-        self.roles[members[choose(self.random, self.strata[members], quotas)]] = target
-
-    def move_fraction(self, source: _Role, target: _Role, fraction: float, sizes: Ints) -> None:
-        """As many units as this fraction of all strata, rounded; of each stratum its share, within one."""
-        total = round(fraction * int(sizes.sum()))
-        self.move(source, target, allot(self.random, fraction * sizes, total, self.sizes(source)))
-
-
-def _draw_holders(random: np.random.Generator, units: _Units, roles: Ints, spec: PartitionSpec, clients: int) -> Ints:
+def _draw_holders(random: np.random.Generator, units: Units, roles: Ints, spec: PartitionSpec, clients: int) -> Ints:
     """The client of every unit that a client holds; the others get -1."""
     holders = np.full(len(roles), -1, np.int64)
-    parts = [np.flatnonzero(roles == role) for role in (_Role.TRAIN, _Role.VALIDATION, _Role.TEST)]
+    parts = [np.flatnonzero(roles == role) for role in (Role.TRAIN, Role.VALIDATION, Role.TEST)]
     held = np.concatenate(parts)
     strata = np.full(len(roles), -1, np.int64)
-    strata[held], sizes = strata_of(units.labels[held])
+    strata[held], sizes = strata_of((units.domains if spec.kind == "task_dirichlet" else units.labels)[held])
     if spec.kind == "iid":
         for part in parts:
             holders[part] = random.permutation(len(part)) % clients

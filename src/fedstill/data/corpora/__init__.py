@@ -6,113 +6,20 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import field_validator, model_validator
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from fedstill.data.artefacts import WHEELS
-from fedstill.data.corpora import amazon, files, glue, reviews, tweets
+from fedstill.data.corpora import amazon, files, glue, reviews, superglue, tasks, topics, tweets
 from fedstill.data.corpora.files import Columns, Row
+from fedstill.data.corpora.spec import EMBEDDED, CorpusSpec
 from fedstill.data.corpus import Corpus, Ints
 from fedstill.errors import FedstillError
-from fedstill.settings import Settings
 
-
-class Embedded(NamedTuple):
-    """A corpus fedstill knows by name."""
-
-    what: str
-    licence: str
-    labels: tuple[str, ...]
-
-
-EMBEDDED = {
-    "tweets": Embedded("tweets about 32 brands and games, in five domains", WHEELS["tweets"].licence, tweets.LABELS),
-    "reviews": Embedded(
-        "film reviews in two domains: IMDB and Rotten Tomatoes", WHEELS["reviews"].licence, reviews.LABELS
-    ),
-    "amazon": Embedded(
-        "AdaFD's Amazon reviews, a domain a kind of product; needs `path:`", "your own copy is read", amazon.LABELS
-    ),
-    "glue": Embedded(
-        f"GLUE; needs `task:` ({', '.join(glue.TASKS)}), and `path:` or the Hub",
-        "each task's own",
-        ("each task's own",),
-    ),
-}
-
-WITH_A_FOLDER = ("amazon", "glue")
-"""Known by name, and read from the user's own copy."""
-
-
-class CorpusSpec(Settings):
-    """Where labelled text comes from: a name fedstill knows, a file or folder, or a Hugging Face data set."""
-
-    name: str | None = None
-    task: str | None = None
-    """Of glue."""
-    path: str | None = None
-    test: str | None = None
-    """A test file (or folder, or split of a data set) of its own."""
-    text: str | list[str] = "text"
-    """One column, or two that make a pair."""
-    label: str = "label"
-    domain: str | None = None
-    group: str | None = None
-    encoding: str = "utf-8"
-    header: list[str] | None = None
-    """Column names for a file whose first row is data already."""
-    split: str = "train"
-    config: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _name_alone(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
-
-    @field_validator("task")
-    @classmethod
-    def _spelled(cls, value: str | None) -> str | None:
-        return None if value is None else glue.spelled(value)
-
-    @model_validator(mode="after")
-    def _one_source(self) -> CorpusSpec:
-        if not isinstance(self.text, str) and len(self.text) not in (1, 2):
-            raise ValueError("`text:` is one column, or a list of two that make a pair")
-        if self.name is None and self.path is None:
-            raise ValueError("a corpus needs a `name:` or a `path:`")
-        if self.name not in (None, *WITH_A_FOLDER) and self.path is not None:
-            raise ValueError(f"a corpus has a `name:` ({self.name}) or a `path:` ({self.path}), not both")
-        if self.name == "glue" and self.task is None:
-            raise ValueError(f"glue needs a `task:`, one of {', '.join(glue.TASKS)}")
-        if idle := self._idle():
-            raise ValueError(f"{self.name or self.path} takes no {', '.join(f'`{key}:`' for key in idle)}")
-        return self
-
-    def _idle(self) -> list[str]:
-        """Settings that were changed and would be ignored."""
-        columns = {"text", "label", "domain", "group"}
-        if self.name == "glue":
-            used = {"name", "task", "path"}
-        elif self.name == "amazon":
-            used = {"name", "path", "encoding"}
-        elif self.name in EMBEDDED:
-            used = {"name"}
-        elif self.name:
-            used = {"name", "test", "split", "config"} | columns
-        else:
-            used = {"path", "test", "encoding", "header"} | columns
-        fields = type(self).model_fields
-        return [key for key, field in fields.items() if key not in used and getattr(self, key) != field.default]
-
-    def columns(self) -> Columns:
-        """Which columns of the files hold what."""
-        text, *pair = [self.text] if isinstance(self.text, str) else self.text
-        return Columns(text, pair[0] if pair else None, self.label, self.domain, self.group)
+__all__ = ["EMBEDDED", "CorpusSpec", "load", "load_public", "normalised"]
 
 
 class _Source(NamedTuple):
@@ -128,12 +35,13 @@ class _Source(NamedTuple):
 
 def load(spec: CorpusSpec, labels: Sequence[str] | None = None) -> Corpus:
     """The corpus of a specification; `labels` fixes their order, and any other label is then an error."""
+    if spec.is_of_tasks:
+        joined = tasks.joined(str(spec.name), {task: load(part) for task, part in spec.parts().items()})
+        _refuse_other_labels(joined.name, joined.label_names, labels, "task by task")
+        return joined
     source = _read(spec)
-    if spec.name == "glue" and labels is not None and source.labels != tuple(labels):
-        raise FedstillError(
-            f"{source.name} has the labels {', '.join(source.labels or ())}, in GLUE's order, which its metrics go by; "
-            f"leave `labels:` ({', '.join(labels)}) out."
-        )
+    if spec.name == "glue":
+        _refuse_other_labels(source.name, source.labels or (), labels, "in GLUE's order, which its metrics go by")
     corpus, rows = _assemble(source)
     label_names = _label_names(source.name, rows, source.labels if labels is None else labels)
     numbers = _numbered((row.label for row in rows), label_names)
@@ -142,8 +50,17 @@ def load(spec: CorpusSpec, labels: Sequence[str] | None = None) -> Corpus:
 
 def load_public(spec: CorpusSpec) -> Corpus:
     """The texts of a specification's training split, labelled or not; every label is -1, so that nobody sees one."""
+    if spec.is_of_tasks:
+        return tasks.joined(str(spec.name), {task: load_public(part) for task, part in spec.parts().items()})
     corpus, _ = _assemble(_read(spec, is_public=True))
     return corpus
+
+
+def _refuse_other_labels(name: str, own: tuple[str, ...], labels: Sequence[str] | None, order: str) -> None:
+    if labels is not None and own != tuple(labels):
+        raise FedstillError(
+            f"{name} has the labels {', '.join(own)}, {order}; leave `labels:` ({', '.join(labels)}) out."
+        )
 
 
 def _read(spec: CorpusSpec, is_public: bool = False) -> _Source:
@@ -160,6 +77,12 @@ def _read(spec: CorpusSpec, is_public: bool = False) -> _Source:
         return _Source("amazon", amazon.rows(folder, spec.encoding), labels=amazon.LABELS)
     if spec.name == "glue":
         return _read_glue(str(spec.task), folder, is_public)
+    if spec.name == "superglue":
+        return _read_superglue(str(spec.task), folder, spec.cut, is_public)
+    if spec.name in ("agnews", "dbpedia"):
+        kind = topics.AGNEWS if spec.name == "agnews" else topics.DBPEDIA[spec.classes]
+        rows, test_rows = topics.rows(kind, folder, is_public)
+        return _Source(spec.name, rows, test_rows, labels=kind.labels, metrics=topics.METRICS)
     columns = spec.columns()
     if is_public:
         spec, columns = spec.model_copy(update={"test": None}), replace(columns, label=None)
@@ -172,6 +95,12 @@ def _read_glue(name: str, folder: Path | None, is_public: bool) -> _Source:
     rows, development, counts = glue.rows(name, folder, is_public)
     task = glue.TASKS[name]
     return _Source(name, rows, None if is_public else development, counts, task.labels, task.metrics)
+
+
+def _read_superglue(name: str, folder: Path | None, is_cut: bool, is_public: bool) -> _Source:
+    rows, development, counts = superglue.rows(name, folder, is_cut, is_public)
+    test_rows = None if is_public else development
+    return _Source(name, rows, test_rows, counts, superglue.TASKS[name].labels, superglue.METRICS)
 
 
 def _read_files(path: Path, spec: CorpusSpec, columns: Columns) -> tuple[list[Row], list[Row] | None]:

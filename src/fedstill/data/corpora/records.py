@@ -1,0 +1,111 @@
+"""Whole records, with every fault located, for corpora that make a row out of many fields."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedstill.data.artefacts import offline
+from fedstill.data.corpora.files import fault
+from fedstill.errors import FedstillError
+
+
+@dataclass(frozen=True)
+class Record:
+    """Fields, and the file and line (or data set and row) that they stand in."""
+
+    file: str
+    line: int
+    values: Mapping[str, Any]
+
+    def fault(self, what: str) -> FedstillError:
+        """The error that says `what` is wrong with this record."""
+        return fault(self.file, self.line, what)
+
+    def text(self, name: str) -> str:
+        """A field that must be text."""
+        return str(self._field(name, str, "text"))
+
+    def number(self, name: str) -> int:
+        """A field that must be a whole number."""
+        return int(self._field(name, int, "a whole number"))
+
+    def texts(self, name: str) -> list[str]:
+        """A field that must be a list of texts."""
+        values = list(self._field(name, list, "a list"))
+        if not all(isinstance(value, str) for value in values):
+            raise self.fault(f"the field {name!r} must be a list of texts.")
+        return values
+
+    def part(self, name: str) -> Record:
+        """A field that must hold fields of its own."""
+        return Record(self.file, self.line, self._field(name, dict, "an object"))
+
+    def parts(self, name: str) -> list[Record]:
+        """A field that must be a list of such."""
+        values = list(self._field(name, list, "a list"))
+        if not all(isinstance(value, dict) for value in values):
+            raise self.fault(f"the field {name!r} must be a list of objects.")
+        return [Record(self.file, self.line, value) for value in values]
+
+    def _field(self, name: str, kind: type, wanted: str) -> Any:
+        if name not in self.values:
+            raise self.fault(f"there is no field {name!r}; the fields are {', '.join(self.values) or 'none'}.")
+        value = self.values[name]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise self.fault(f"the field {name!r} must be {wanted}, and is {json.dumps(value, default=str)[:40]}.")
+        return value
+
+
+def lines(file: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a UTF-8 file that are not blank, with their numbers."""
+    raw = file.read_bytes()
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise fault(file, line, f"byte {error.start + 1} of the file is not UTF-8; save it as UTF-8.") from error
+    # Not splitlines(): texts may hold the other characters it takes for line ends.
+    for number, line_text in enumerate(text.split("\n"), start=1):
+        if line_text.strip():
+            yield number, line_text.rstrip("\r")
+
+
+def json_lines(file: Path) -> Iterator[Record]:
+    """An object a line."""
+    for line, text in lines(file):
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise fault(file, line, f"this is not JSON ({error}); write one object a line.") from error
+        if not isinstance(values, dict):
+            raise fault(file, line, "this is not a JSON object; write one object a line.")
+        yield Record(str(file), line, values)
+
+
+def dataset(name: str, config: str, split: str) -> Iterator[Record]:
+    """The records of one split of a Hugging Face data set; class numbers stay numbers."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise FedstillError(
+            f"{name} is a Hugging Face data set, and reading one needs the `datasets` package: "
+            'run `pip install "fedstill[datasets]"`, or give a folder with `path:`.'
+        ) from error
+    switch = offline()
+    if switch:
+        # The library looks at its own variable only, and only when it is imported.
+        datasets.config.HF_HUB_OFFLINE = True
+    try:
+        data = datasets.load_dataset(name, config, split=split)
+    except Exception as error:  # the library's own, the Hub's and the network's, version by version
+        reason = str(error).strip().partition("\n")[0].rstrip(".") + (f"; {switch} is set" if switch else "")
+        raise FedstillError(
+            f"The data set {name} ({config}, split {split}) could not be loaded: {reason}. Check the connection, or "
+            "give a folder with `path:`."
+        ) from error
+    for line, values in enumerate(data, start=1):
+        yield Record(f"{name}/{config}[{split}]", line, values)

@@ -1,0 +1,188 @@
+"""How a corpus is asked for: the names fedstill knows, and what may be set with each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import ValidationInfo, field_validator, model_validator
+
+from fedstill.data.artefacts import WHEELS
+from fedstill.data.corpora import amazon, glue, reviews, superglue, topics, tweets
+from fedstill.data.corpora.files import Columns
+from fedstill.settings import Settings
+
+
+class Embedded(NamedTuple):
+    """A corpus fedstill knows by name."""
+
+    what: str
+    licence: str
+    labels: tuple[str, ...]
+
+
+EMBEDDED = {
+    "tweets": Embedded("tweets about 32 brands and games, in five domains", WHEELS["tweets"].licence, tweets.LABELS),
+    "reviews": Embedded(
+        "film reviews in two domains: IMDB and Rotten Tomatoes", WHEELS["reviews"].licence, reviews.LABELS
+    ),
+    "amazon": Embedded(
+        "AdaFD's Amazon reviews, a domain a kind of product; needs `path:`", "your own copy is read", amazon.LABELS
+    ),
+    "glue": Embedded(
+        f"GLUE; needs `task:` ({', '.join(glue.TASKS)}), and `path:` or the Hub",
+        "each task's own",
+        ("each task's own",),
+    ),
+    "superglue": Embedded(
+        f"SuperGLUE as FedDRS poses it; `task:` ({', '.join(superglue.TASKS)}), or a domain a task of all or of "
+        "`tasks: [...]`; `path:` or the Hub",
+        "each task's own",
+        ("each task's own",),
+    ),
+    "agnews": Embedded("AG News by topic; `path:` or the Hub", "your own copy is read", topics.AGNEWS.labels),
+    "dbpedia": Embedded(
+        "DBpedia articles by kind, `classes:` 14 or 9; `path:` or the Hub",
+        "CC BY-SA 3.0",
+        ("14 or 9 kinds of things",),
+    ),
+    "tasks": Embedded(
+        "several corpora as one, a domain a task: `tasks: {NAME: {name: ...}, ...}`",
+        "each corpus's own",
+        ("task/label of each",),
+    ),
+}
+
+USED = {
+    "amazon": {"path", "encoding"},
+    "glue": {"task", "path"},
+    "superglue": {"task", "tasks", "path", "cut"},
+    "agnews": {"path"},
+    "dbpedia": {"path", "classes"},
+    "tasks": {"tasks", "path"},
+}
+"""What may be set with a name; with the other names fedstill knows, nothing."""
+
+
+class CorpusSpec(Settings):
+    """Where labelled text comes from: a name fedstill knows, a file or folder, or a Hugging Face data set."""
+
+    name: str | None = None
+    task: str | None = None
+    """Of glue or superglue."""
+    tasks: dict[str, CorpusSpec | None] | None = None
+    """A corpus by the name of each task, or a list of superglue's, which are names that stand for themselves."""
+    path: str | None = None
+    """With tasks, the folder that their own paths start from."""
+    test: str | None = None
+    """A test file (or folder, or split of a data set) of its own."""
+    text: str | list[str] = "text"
+    """One column, or two that make a pair."""
+    label: str = "label"
+    domain: str | None = None
+    group: str | None = None
+    encoding: str = "utf-8"
+    header: list[str] | None = None
+    """Column names for a file whose first row is data already."""
+    split: str = "train"
+    config: str | None = None
+    classes: Literal[9, 14] = 14
+    """Of dbpedia."""
+    cut: bool = False
+    """Whether superglue's training rows are as few as FedDRS's."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @field_validator("task")
+    @classmethod
+    def _spelled(cls, value: str | None, info: ValidationInfo) -> str | None:
+        suite = superglue if info.data.get("name") == "superglue" else glue
+        return None if value is None else suite.spelled(value)
+
+    @field_validator("tasks", mode="before")
+    @classmethod
+    def _listed(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, list) or not all(isinstance(task, str) for task in value):
+            return value
+        if len({task.lower() for task in value}) < len(value):
+            raise ValueError("a task stands twice")
+        return dict.fromkeys(value)
+
+    @field_validator("tasks")
+    @classmethod
+    def _of_one_kind(cls, value: dict[str, CorpusSpec | None] | None, info: ValidationInfo) -> Any:
+        if value is None:
+            return None
+        if not value:
+            raise ValueError("name at least one task")
+        if info.data.get("name") == "superglue":
+            if any(value.values()):
+                raise ValueError("superglue's own tasks are a list, as in [CB, RTE]; other corpora need `name: tasks`")
+            return {superglue.spelled(task): None for task in value}
+        for task, corpus in value.items():
+            if corpus is None:
+                raise ValueError(f"{task} needs a corpus, as in `{task}: {{name: agnews, path: FOLDER}}`")
+            if corpus.is_of_tasks:
+                raise ValueError(f"{task} is made of tasks itself; name each of them here instead")
+            if not task.strip() or "/" in task:
+                raise ValueError(f"{task!r} cannot name a task, whose labels are called task/label; leave the / out")
+        return value
+
+    @model_validator(mode="after")
+    def _one_source(self) -> CorpusSpec:
+        if not isinstance(self.text, str) and len(self.text) not in (1, 2):
+            raise ValueError("`text:` is one column, or a list of two that make a pair")
+        if self.name is None and self.path is None:
+            raise ValueError("a corpus needs a `name:` or a `path:`")
+        if self.name is not None and self.name not in USED and self.path is not None:
+            raise ValueError(f"a corpus has a `name:` ({self.name}) or a `path:` ({self.path}), not both")
+        if self.name == "glue" and self.task is None:
+            raise ValueError(f"glue needs a `task:`, one of {', '.join(glue.TASKS)}")
+        if self.name == "tasks" and self.tasks is None:
+            raise ValueError("tasks needs `tasks:`, a corpus by the name of each, as in {news: {name: agnews}, ...}")
+        if idle := self._idle():
+            raise ValueError(f"{self.name or self.path} takes no {', '.join(f'`{key}:`' for key in idle)}")
+        if self.task is not None and self.tasks is not None:
+            raise ValueError("superglue has a `task:` or `tasks:`, not both")
+        return self
+
+    def _idle(self) -> list[str]:
+        """Settings that were changed and would be ignored."""
+        columns = {"text", "label", "domain", "group"}
+        if self.name in EMBEDDED:
+            used = {"name"} | USED.get(self.name, set())
+        elif self.name:
+            used = {"name", "test", "split", "config"} | columns
+        else:
+            used = {"path", "test", "encoding", "header"} | columns
+        fields = type(self).model_fields
+        return [key for key, field in fields.items() if key not in used and getattr(self, key) != field.default]
+
+    @property
+    def is_of_tasks(self) -> bool:
+        """Whether this is several corpora, to be joined."""
+        return self.name == "tasks" or (self.name == "superglue" and self.task is None)
+
+    def parts(self) -> dict[str, CorpusSpec]:
+        """Of a corpus of tasks, each task's corpus, with its whole path."""
+        if self.name == "superglue":
+            shared = {"name": "superglue", "path": self.path, "cut": self.cut}
+            return {task: CorpusSpec.model_validate({**shared, "task": task}) for task in self.tasks or superglue.TASKS}
+        return {task: corpus.below(self.path) for task, corpus in (self.tasks or {}).items() if corpus is not None}
+
+    def below(self, root: str | None) -> CorpusSpec:
+        """The same with its files looked for from this folder on, unless they are given by whole paths."""
+        if root is None or self.path is None:
+            return self
+        given = {key: value for key in ("path", "test") if (value := getattr(self, key))}
+        return self.model_copy(
+            update={key: str(Path(root).expanduser() / Path(value).expanduser()) for key, value in given.items()}
+        )
+
+    def columns(self) -> Columns:
+        """Which columns of the files hold what."""
+        text, *pair = [self.text] if isinstance(self.text, str) else self.text
+        return Columns(text, pair[0] if pair else None, self.label, self.domain, self.group)

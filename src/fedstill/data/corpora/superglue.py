@@ -1,0 +1,307 @@
+"""SuperGLUE's eight tasks as FedDRS poses them (its appendix A.2): one text a row, and a word for a label."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from fedstill.data.corpora import records
+from fedstill.data.corpora.files import Row, fault
+from fedstill.data.corpora.records import Record
+from fedstill.errors import FedstillError
+from fedstill.plugins import nearest
+
+HUB = "aps/super_glue"
+
+METRICS = ("accuracy",)
+"""Over rows, in every task: SuperGLUE's own F1a and exact match of MultiRC and ReCoRD are not computed."""
+
+PLACEHOLDER = "@placeholder"
+_STAND_IN = "\ue000"
+"""A character for private use, which no published text has."""
+
+
+class Posed(NamedTuple):
+    """A row in the making: what is asked, the passage it is asked about, and the label as published, if it is."""
+
+    text: str
+    passage: str | None
+    label: object
+
+
+@dataclass(frozen=True)
+class Task:
+    """How a record becomes rows, the label word of each published label, and FedDRS's number of training rows."""
+
+    pose: Callable[[Record], Iterable[Posed]]
+    words: Mapping[object, str]
+    cut: int
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The label words, in order."""
+        return tuple(dict.fromkeys(self.words.values()))
+
+
+# Cached, because a passage is said again with each of its answers.
+@lru_cache(maxsize=64)
+def cleaned(text: str) -> str:
+    """A field as FedDRS's examples show it: without punctuation or symbols, single spaces, case as it was.
+
+    What the examples force: a mark vanishes and leaves no space (`i.e.,` is `ie`, `so-called` is `socalled`,
+    `Afghanistan's` is `Afghanistans`), also outside ASCII (`posteriori – These`), also at a sentence's end,
+    where the full stop between fields takes its place (`later?` is `later.`); ReCoRD's `@placeholder` keeps its mark.
+    """
+    marked = text.replace(PLACEHOLDER, _STAND_IN).translate(_marks()).replace(_STAND_IN, PLACEHOLDER)
+    return " ".join(marked.split())
+
+
+@cache
+def _marks() -> dict[int, None]:
+    """Every punctuation character and symbol of Unicode, mapped to nothing."""
+    return {code: None for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code))[0] in "PS"}
+
+
+def processed(task: str, fields: Mapping[str, str], asks: str | None = None) -> str:
+    """`task name: field. name: field`; the field that `asks` names keeps a question mark in place of its full stop.
+
+    FedDRS's examples keep the question mark of MultiRC's question, and of nothing else.
+    """
+    parts = [
+        f"{name}: {cleaned(field)}{'?' if name == asks and field.rstrip().endswith('?') else '.'}"
+        for name, field in fields.items()
+    ]
+    return f"{task} {' '.join(parts)}".removesuffix(".")
+
+
+def _boolq(record: Record) -> Iterator[Posed]:
+    fields = {name: record.text(name) for name in ("question", "passage")}
+    yield Posed(processed("boolq", fields), fields["passage"], record.values.get("label"))
+
+
+def _cb(record: Record) -> Iterator[Posed]:
+    yield _inferred("cb", record)
+
+
+def _rte(record: Record) -> Iterator[Posed]:
+    yield _inferred("rte", record)
+
+
+def _inferred(task: str, record: Record) -> Posed:
+    fields = {name: record.text(name) for name in ("hypothesis", "premise")}
+    return Posed(processed(task, fields), fields["premise"], record.values.get("label"))
+
+
+def _copa(record: Record) -> Iterator[Posed]:
+    fields = {name: record.text(name) for name in ("choice1", "choice2", "premise", "question")}
+    yield Posed(processed("copa", fields), None, record.values.get("label"))
+
+
+def _multirc(record: Record) -> Iterator[Posed]:
+    if "paragraph" in record.values:  # the Hub's form: a row an answer
+        paragraph = record.text("paragraph")
+        answers = [(record.text("question"), record.text("answer"), record)]
+    else:
+        passage = record.part("passage")
+        paragraph = passage.text("text")
+        answers = [
+            (question.text("question"), answer.text("text"), answer)
+            for question in passage.parts("questions")
+            for answer in question.parts("answers")
+        ]
+    for question, answer, labelled in answers:
+        fields = {"question": question, "answer": answer, "paragraph": paragraph}
+        yield Posed(processed("multirc", fields, asks="question"), paragraph, labelled.values.get("label"))
+
+
+def _record(record: Record) -> Iterator[Posed]:
+    """A row an entity, in the order of the file."""
+    if "query" in record.values:  # the Hub's form: a record a query, with names in place of spans
+        passage = record.text("passage")
+        entities = record.texts("entities")
+        queries = [(record.text("query"), record.texts("answers") if "answers" in record.values else None)]
+    else:
+        about = record.part("passage")
+        passage = about.text("text")
+        entities = [passage[span.number("start") : span.number("end") + 1] for span in about.parts("entities")]
+        queries = [
+            (
+                asked.text("query"),
+                [answer.text("text") for answer in asked.parts("answers")] if "answers" in asked.values else None,
+            )
+            for asked in record.parts("qas")
+        ]
+    # Highlights are sentences like the others in FedDRS's example.
+    plain = passage.replace("@highlight", " ")
+    for query, answers in queries:
+        for entity in dict.fromkeys(entities):
+            text = processed("record", {"answer": entity, "query": query, "passage": plain})
+            yield Posed(text, passage, None if answers is None else entity in answers)
+
+
+def _wic(record: Record) -> Iterator[Posed]:
+    fields = {name: record.text(name) for name in ("word", "sentence1", "sentence2")}
+    yield Posed(processed("wic", fields), None, record.values.get("label"))
+
+
+def _wsc(record: Record) -> Iterator[Posed]:
+    """The second span alone is marked, as in FedDRS's example, which does not say which first span is meant."""
+    target = record.part("target") if "target" in record.values else record  # flat on the Hub
+    words = record.text("text").split()
+    start = target.number("span2_index")
+    end = start + len(target.text("span2_text").split())
+    if not 0 <= start < end <= len(words):
+        raise record.fault(f"the second span is words {start} to {end - 1} of a text of {len(words)}.")
+    before, span, after = (cleaned(" ".join(part)) for part in (words[:start], words[start:end], words[end:]))
+    marked = " ".join(f"{before} * {span} * {after}".split())
+    yield Posed(f"wsc: {marked}", record.text("text"), record.values.get("label"))
+
+
+# True is 1 and False is 0 to Python, and so they are in the files and on the Hub.
+TASKS = {
+    "BoolQ": Task(_boolq, {True: "Yes", False: "No"}, cut=9427),
+    "CB": Task(
+        _cb,
+        {
+            "entailment": "Entailment",
+            "contradiction": "Contradiction",
+            "neutral": "Neutral",
+            0: "Entailment",
+            1: "Contradiction",
+            2: "Neutral",
+        },
+        cut=250,
+    ),
+    "COPA": Task(_copa, {0: "Choice_one", 1: "Choice_two"}, cut=400),
+    "MultiRC": Task(_multirc, {True: "True", False: "False"}, cut=963),
+    "ReCoRD": Task(_record, {True: "Correct", False: "Wrong"}, cut=9000),
+    "RTE": Task(
+        _rte,
+        {"entailment": "Entailment", "not_entailment": "Not_entailment", 0: "Entailment", 1: "Not_entailment"},
+        cut=2500,
+    ),
+    "WiC": Task(_wic, {True: "Match", False: "Mismatch"}, cut=6000),
+    "WSC": Task(_wsc, {True: "Same", False: "Difference"}, cut=554),
+}
+"""In the order of FedDRS's Table 4, whose column "Cut Train" is `cut`."""
+
+
+def spelled(task: str) -> str:
+    """SuperGLUE's own spelling of a task: boolq is BoolQ."""
+    known = {name.lower(): name for name in TASKS}
+    if task.lower() in known:
+        return known[task.lower()]
+    raise ValueError(f"there is no SuperGLUE task called {task!r}; {nearest(task, TASKS).rstrip('.')}")
+
+
+def rows(
+    name: str, folder: Path | None, is_cut: bool = False, is_public: bool = False
+) -> tuple[list[Row], list[Row], dict[str, int]]:
+    """Training rows, development rows and what was counted; a public task gives its training texts alone.
+
+    A cut task keeps the first rows, as many as FedDRS trains on; a row is an answer or entity, not a question.
+    """
+    splits = ("train",) if is_public else ("train", "val")
+    # Before anything is read, so that a missing file is told at once.
+    sources = [_source(name, folder, split) for split in splits]
+    counts = {"rows read": 0}
+    limit = TASKS[name].cut if is_cut else None
+    train, *rest = [
+        _posed(name, source, is_public, limit if split == "train" else None, counts)
+        for split, source in zip(splits, sources, strict=True)
+    ]
+    return train, [row for part in rest for row in part], counts
+
+
+def _posed(
+    name: str, source: Iterable[Record], is_public: bool, limit: int | None, counts: dict[str, int]
+) -> list[Row]:
+    task = TASKS[name]
+    found: list[Row] = []
+    beyond = 0
+    for record in source:
+        for text, passage, label in task.pose(record):
+            word = "" if is_public else _word(record, name, label)
+            counts["rows read"] += 1
+            if limit is not None and len(found) >= limit:
+                beyond += 1
+                continue
+            # Questions on one passage stay together inside a split; across splits the publisher's choice stands.
+            group = None if passage is None else f"{record.file}: {passage}"
+            found.append(Row(record.file, record.line, text, None, word, group=group))
+    if beyond:
+        counts["training rows cut off"] = beyond
+    return found
+
+
+def _word(record: Record, name: str, label: object) -> str:
+    words = TASKS[name].words
+    if label is None:
+        raise record.fault(f"the label is missing; {name} needs one in every row.")
+    if not isinstance(label, str | int) or label not in words:
+        raise record.fault(f"the label is {label!r}; {name} has {', '.join(map(repr, words))}.")
+    return words[label]
+
+
+def _source(name: str, folder: Path | None, split: str) -> Iterable[Record]:
+    """The records of a split, not yet read."""
+    if folder is None:
+        return records.dataset(HUB, name.lower(), {"train": "train", "val": "validation"}[split])
+    home = _home(name, folder)
+    if name == "WiC" and (data := _wic_data(home, {"train": "train", "val": "dev"}[split])):
+        return _wic_records(data)
+    file = home / f"{split}.jsonl"
+    if not file.is_file():
+        raise FedstillError(
+            f"{file} is missing; {name} needs train.jsonl and val.jsonl as SuperGLUE publishes them, or no `path:` to "
+            "take them from the Hugging Face Hub."
+        )
+    return records.json_lines(file)
+
+
+def _home(name: str, folder: Path) -> Path:
+    """The task's folder, in whatever case it is written."""
+    wanted = {name.lower(), f"{name.lower()}_dataset"}  # WiC's own publisher calls it WiC_dataset
+    inside = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    for path in inside:
+        if path.name.lower() in wanted:
+            return path
+    if (folder / "train.jsonl").is_file() or _wic_data(folder, "train"):
+        raise FedstillError(f"{folder} is one task's folder; set `path:` to the folder above, {folder.parent}.")
+    there = [task for task in TASKS if task.lower() in {path.name.lower() for path in inside}]
+    hint = f"; of SuperGLUE's it has {', '.join(there)}" if there else ""
+    raise FedstillError(
+        f"{folder} holds no folder {name}{hint}: set `path:` to the folder with {name}/train.jsonl, or leave {name} "
+        "out with `tasks: [...]`."
+    )
+
+
+def _wic_data(home: Path, split: str) -> Path | None:
+    """WiC's sentences in its own publisher's form, if they are there."""
+    files = (home / f"{split}.data.txt", home / split / f"{split}.data.txt")
+    return next((file for file in files if file.is_file()), None)
+
+
+def _wic_records(data: Path) -> Iterator[Record]:
+    gold = data.with_name(data.name.replace(".data.", ".gold."))
+    if not gold.is_file():
+        raise FedstillError(f"{gold} is missing; WiC has its labels there, a line each of {data.name}.")
+    sentences, labels = list(records.lines(data)), list(records.lines(gold))
+    if len(sentences) != len(labels):
+        raise FedstillError(
+            f"{data} has {len(sentences)} lines and {gold} has {len(labels)}; they must match line by line."
+        )
+    for (line, text), (gold_line, label) in zip(sentences, labels, strict=True):
+        fields = text.split("	")
+        if len(fields) != 5:
+            raise fault(data, line, f"expected 5 fields parted by tabs and found {len(fields)}.")
+        if label.strip() not in ("T", "F"):
+            raise fault(gold, gold_line, f"the label is {label.strip()!r}; it must be T or F.")
+        word, _, _, first, second = fields
+        values = {"word": word, "sentence1": first, "sentence2": second, "label": label.strip() == "T"}
+        yield Record(str(data), line, values)
