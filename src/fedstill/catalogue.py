@@ -12,7 +12,7 @@ from fedstill.algorithms.base import Algorithm
 from fedstill.configfile import Source
 from fedstill.data.artefacts import WHEELS
 from fedstill.data.corpora import EMBEDDED
-from fedstill.models.small import SMALL
+from fedstill.models.build import OWN
 from fedstill.recipe import is_grid
 
 Page = tuple[Sequence[str], Sequence[Sequence[str]]]
@@ -29,9 +29,9 @@ def corpora() -> Page:
 def models() -> Page:
     """Models by short name, and how to name others."""
     rows = [(name, WHEELS[name].what, "pretrained", WHEELS[name].licence) for name in ("bert-tiny", "minilm")]
-    rows += [(name, _first_line(cls), "from scratch", "Apache-2.0") for name, cls in SMALL.items()]
+    rows += [(name, _first_line(cls), "from scratch", "Apache-2.0") for name, cls in OWN.items()]
     rows.append(("minilm[:3]", "the first three layers of any transformer", "pretrained", "the model's"))
-    rows.append(("owner/name or a folder", "any Hugging Face sequence classifier", "pretrained", "the model's"))
+    rows.append(("owner/name or a folder", "any Hugging Face sequence classifier, or T5", "pretrained", "the model's"))
     rows.append(("file.py:Class", "a torch.nn.Module of your own", "from scratch", "yours"))
     return ("name", "what", "weights", "licence"), rows
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fedstill.config import Experiment
+from fedstill.data.corpus import Corpus
 from fedstill.data.partition import label_counts
 from fedstill.engines.engine import same_architecture
 from fedstill.engines.plan import Plan
 from fedstill.parties.party import Party
 from fedstill.prepare import prepare
+from fedstill.results import picture as drawing
 
 
-def report(experiment: Experiment, console: Console) -> None:
-    """Print parties, rows, labels, parameters and the bytes of a round."""
+def report(experiment: Experiment, console: Console, picture: Path | None = None) -> None:
+    """Print parties, rows, labels, parameters and the bytes of a round; the partition also as a picture in a file."""
     with tempfile.TemporaryDirectory() as scratch:
         resolved, plan, corpus = prepare(experiment, Path(scratch))
         algorithm = resolved.make_algorithm()
@@ -30,7 +33,7 @@ def report(experiment: Experiment, console: Console) -> None:
             markup=False,
         )
         table = Table()
-        for column in ("party", "model", "numbers", "rate", "train", "val", "test", "train labels"):
+        for column in ("party", "model", "numbers", "rate", "train", "val", "test"):
             table.add_column(column, justify="left" if column in ("party", "model") else "right")
         parts = plan.partition
         architectures = {}
@@ -38,20 +41,33 @@ def report(experiment: Experiment, console: Console) -> None:
             client = plan.make_client(name, lambda event: None)
             architectures[name] = client.model.architecture
             sizes = (len(part[name]) for part in (parts.train, parts.validation, parts.test))
-            by_label = " / ".join(f"{count:,}" for count in label_counts(corpus, parts.train[name]))
-            table.add_row(*map(Text, (*_model(client), *(f"{size:,}" for size in sizes), by_label)))
+            table.add_row(*map(Text, (*_model(client), *(f"{size:,}" for size in sizes))))
         if algorithm.has_server_model:
             server = plan.make_server(lambda event: None)
             table.add_row(*map(Text, _model(server)))
             if "parameters" in algorithm.requires():
                 same_architecture(algorithm, server, architectures)
     console.print(table)
+    _picture(plan, corpus, console, picture)
     for name, rows in plan.partition.train.items():
         if len(classes := set(corpus.labels[rows].tolist())) < len(plan.labels):
             seen = ", ".join(plan.labels[number] for number in sorted(classes))
             console.print(f"{name} has only {seen} among its {len(rows)} training rows.", style="yellow", markup=False)
     for sentence in _sentences(plan, algorithm.cost):
         console.print(sentence, highlight=False, soft_wrap=True, markup=False)
+
+
+def _picture(plan: Plan, corpus: Corpus, console: Console, path: Path | None) -> None:
+    """Who has how many training rows of which label; of which task where there are several."""
+    train, names = plan.partition.train, corpus.label_names
+    counts = np.stack([label_counts(corpus, rows) for rows in train.values()], 1)
+    if corpus.label_tasks is not None:
+        names = corpus.domain_names
+        counts = np.stack([counts[corpus.label_tasks == task].sum(0) for task in range(len(names))])
+    console.print(drawing.lines(counts, names, list(train), console.width))
+    if path is not None:
+        drawing.save(counts, names, list(train), f"{plan.experiment['name']}: {corpus.name}", path)
+        console.print(f"Picture: {path}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _model(party: Party) -> tuple[str, ...]:

@@ -147,12 +147,16 @@ def reproduce(
 def check(
     experiment: Annotated[Path, typer.Argument(help="An experiment file, or the name of a recipe.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value, dotted.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Where the partition's picture goes instead of <name>-partition.png.")
+    ] = None,
 ) -> None:
-    """Validate an experiment and say what would happen, without training."""
+    """Validate an experiment and say what would happen, without training; draw who holds what."""
     from fedstill.check import report
     from fedstill.config import from_source
 
-    report(from_source(_source(experiment, overrides or [])), console)
+    checked = from_source(_source(experiment, overrides or []))
+    report(checked, console, picture or Path(f"{checked.name}-partition.png"))
 
 
 @app.command()

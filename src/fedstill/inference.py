@@ -38,6 +38,8 @@ def label_file(
         raise FedstillError("--text is given once, or twice for a pair of texts.")
     rows = list(files.read(file, Columns(columns[0], columns[1] if len(columns) == 2 else None, None), encoding))
     model = load(folder)
+    if model.tokenizer is None:
+        raise FedstillError(f"{run}: the models of this run read images, and `fedstill predict` labels texts.")
     clients = record.summary["clients"]
     spec = experiment.client_specs(clients)[party] if party in clients else experiment.server_spec()
     pairs = [row.pair or "" for row in rows] if len(columns) == 2 else None

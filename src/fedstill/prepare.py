@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ from fedstill.algorithms.base import Algorithm
 from fedstill.config import Experiment
 from fedstill.data import corpora, partition
 from fedstill.data.corpus import Corpus, Ints
+from fedstill.data.images import store_images
 from fedstill.data.partition import Partition
 from fedstill.data.public import with_public
-from fedstill.data.tokens import Tokenizer, store_tokens
+from fedstill.data.tokens import store_tokens
 from fedstill.engines.local import default_workers
 from fedstill.engines.plan import SERVER, Plan
 from fedstill.errors import FedstillError
@@ -44,12 +45,7 @@ def prepare(experiment: Experiment, folder: Path) -> tuple[Experiment, Plan, Cor
     _check_needs(experiment.make_algorithm(), parts, experiment)
     default = default_tokenizer(experiment)
     fingerprint = corpus.fingerprint()
-    stores: dict[tuple[str, int], Path] = {}
-    by_party: dict[str, Path] = {}
-    for name, spec in {SERVER: server, **clients}.items():
-        tokenizer = party_tokenizer(spec.model, default)
-        key = (tokenizer.fingerprint, spec.train.max_length)
-        stores[key] = by_party[name] = stores.get(key) or _store(tokenizer, corpus, spec, fingerprint)
+    stores = _stores(corpus, {SERVER: server, **clients}, default, fingerprint)
     plan = Plan(
         folder=folder,
         seed=experiment.seed,
@@ -69,7 +65,10 @@ def prepare(experiment: Experiment, folder: Path) -> tuple[Experiment, Plan, Cor
         server=server,
         clients=clients,
         default_tokenizer=default,
-        stores=by_party,
+        stores=stores,
+        shape=None if corpus.images is None else corpus.images.pixels.shape[1:],
+        label_tasks=None if corpus.label_tasks is None else tuple(corpus.label_tasks.tolist()),
+        tasks=() if corpus.label_tasks is None else corpus.domain_names,
         partition=parts,
         row_labels=_without(parts.public, corpus.labels),
         test_domains=_test_domains(corpus, parts),
@@ -125,8 +124,27 @@ def _test_domains(corpus: Corpus, parts: Partition) -> dict[str, Ints]:
     return {name: rows for name, rows in by_domain.items() if len(rows)}
 
 
-def _store(tokenizer: Tokenizer, corpus: Corpus, spec: PartySpec, fingerprint: str) -> Path:
-    return store_tokens(tokenizer, corpus.texts, corpus.pairs, spec.train.max_length, fingerprint)
+def _stores(corpus: Corpus, parties: Mapping[str, PartySpec], default: str, fingerprint: str) -> dict[str, Path]:
+    """What every party reads, ready for its model; equal ones once."""
+    for name, spec in parties.items():
+        holds = "text" if corpus.images is None else "images"
+        if spec.model.reads != holds:
+            fitting = "lenet or cnn" if holds == "images" else "bert-tiny or textcnn"
+            raise FedstillError(
+                f"{name}'s model {spec.model} reads {spec.model.reads}, and {corpus.name} holds {holds}: give it one "
+                f"for {holds}, such as {fitting}."
+            )
+    if corpus.images is not None:
+        return dict.fromkeys(parties, store_images(corpus.images, fingerprint))
+    made: dict[tuple[str, int], Path] = {}
+    stores: dict[str, Path] = {}
+    for name, spec in parties.items():
+        tokenizer, length = party_tokenizer(spec.model, default), spec.train.max_length
+        key = (tokenizer.fingerprint, length)
+        if key not in made:
+            made[key] = store_tokens(tokenizer, corpus.texts, corpus.pairs, length, fingerprint)
+        stores[name] = made[key]
+    return stores
 
 
 def _check_needs(algorithm: Algorithm, parts: Partition, experiment: Experiment) -> None:

@@ -355,4 +355,5 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
 def test_a_saved_small_model_says_what_it_is(tmp_path):
     make(name="textcnn", filters=5).save(tmp_path)
     about = json.loads((tmp_path / "fedstill.json").read_text())
-    assert about == {"spec": {"name": "textcnn", "tokenizer": None, "filters": 5}, "labels": list(LABELS)}
+    spec = {"name": "textcnn", "tokenizer": None, "filters": 5}
+    assert about == {"spec": spec, "labels": list(LABELS), "shape": None}

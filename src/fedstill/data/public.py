@@ -42,6 +42,8 @@ def with_public(corpus: Corpus, parts: Partition, spec: PublicSpec, seed: int) -
 
     The public rows that the partition had set aside go unused, so that the private ones are the same either way.
     """
+    if corpus.images is not None:
+        raise FedstillError(f"public: {corpus.name} holds images; set rows of its own apart with `partition.public`.")
     other = load_public(spec.corpus)
     if (corpus.pairs is None) != (other.pairs is None):
         raise FedstillError(

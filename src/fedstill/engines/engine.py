@@ -44,6 +44,8 @@ class Engine(ABC):
         self.ledger = Ledger()
         self.seconds_before = 0.0
         self.started = time.monotonic()
+        self.waited_s = 0.0
+        """In this round, for the clients."""
 
     # What an engine of its own provides
 
@@ -81,7 +83,9 @@ class Engine(ABC):
             self._draw()
             answer = self.algorithm.round(self, answer)
             if self.algorithm.has_server_model:
-                self.server.evaluate("distilled")
+                with self.server.timed("measuring"):
+                    self.server.evaluate("distilled")
+            self._write_seconds()
             self._take(SERVER, self.server.metrics, self.server.notes)
             self._write_ledger()
             if number % self.plan.save_every == 0 or number == self.rounds:
@@ -107,7 +111,9 @@ class Engine(ABC):
         parcels = self._pack(verb, message, names)
         messages: dict[str, Message] = {}
         failures: list[Failure] = []
+        started = time.perf_counter()
         replies = self.deliver(parcels)
+        self.waited_s += time.perf_counter() - started
         for name in names:
             outcome = replies[name]
             reply = outcome if isinstance(outcome, Failure) else self._open(verb, name, outcome, _asked(message, name))
@@ -191,6 +197,13 @@ class Engine(ABC):
     def _note(self, party: str, note: str) -> None:
         self.journal.write("log", [{"round": self.round, "party": party, "note": note}])
         self.tell({"note": f"{party}: {note}"})
+
+    def _write_seconds(self) -> None:
+        """Where this round's time went: into the log, which differs from run to run."""
+        seconds = {"clients": self.waited_s, **self.server.seconds}
+        self.journal.write("log", [{"round": self.round, "seconds": {k: round(v, 3) for k, v in seconds.items()}}])
+        self.waited_s = 0.0
+        self.server.seconds.clear()
 
     def _write_ledger(self) -> None:
         self.journal.write("ledger", self.ledger.lines())

@@ -12,12 +12,14 @@ import numpy as np
 import torch
 
 from fedstill.data.corpus import Ints
-from fedstill.data.examples import Examples
+from fedstill.data.examples import Examples, Store
+from fedstill.data.images import ImageStore
 from fedstill.data.partition import Partition
 from fedstill.data.tokens import TokenStore
 from fedstill.errors import FedstillError
 from fedstill.learning.precision import choose_device, choose_precision
 from fedstill.models import Model, build
+from fedstill.models.build import Shape
 from fedstill.parties.client import Client
 from fedstill.parties.party import Evaluation, Party, PartyData, PartySpec, Surroundings
 from fedstill.parties.server import Server
@@ -49,7 +51,12 @@ class Plan:
     clients: Mapping[str, PartySpec]
     default_tokenizer: str
     stores: Mapping[str, Path]
-    """The token store of each party, made before anything runs."""
+    """The token or image store of each party, made before anything runs."""
+    shape: Shape | None
+    """Of the images, where it is images that the parties read."""
+    label_tasks: tuple[int, ...] | None
+    """The task of each label, where there are several tasks."""
+    tasks: tuple[str, ...]
     partition: Partition
     row_labels: Ints
     test_domains: Mapping[str, Ints]
@@ -70,8 +77,8 @@ class Plan:
 
     def make_client(self, name: str, tell: Callable[[dict[str, Any]], None]) -> Client:
         """A client in its first state; what it may not see is not in it."""
-        model = self._model(name, self.clients[name])
-        store = self._store(name, model)
+        store = self._store(name)
+        model = _pad(store, self._model(name, self.clients[name]))
         pooled = self.partition.test if self.client_tests == "pooled" else {name: self.partition.test[name]}
         tests, splits = _join({f"test/{client}": rows for client, rows in pooled.items()})
         splits = {f"test/{name}": splits[f"test/{name}"]}
@@ -81,16 +88,22 @@ class Plan:
             public=Examples(store, self.partition.public),
             train=self._labelled(store, self.partition.train[name]),
             validation=self._labelled(store, self.partition.validation[name]),
-            evaluation=Evaluation(self._labelled(store, tests), splits),
+            evaluation=Evaluation(self._labelled(store, tests), splits, label_tasks=model.label_tasks),
             labelled=Examples(store, self.partition.labelled),
         )
-        around = self._around(tell)
-        return Client(name, self.clients[name], data, around, lambda: model, public_fingerprint=self.public_fingerprint)
+        return Client(
+            name,
+            self.clients[name],
+            data,
+            self._around(tell),
+            lambda: model,
+            public_fingerprint=self.public_fingerprint,
+        )
 
     def make_server(self, tell: Callable[[dict[str, Any]], None]) -> Server:
         """The server in its first state; its model is built when a method first uses it."""
         spec = self.server
-        store = TokenStore.read(self.stores[SERVER])
+        store = self._store(SERVER)
         tests, splits = _join({f"test/{client}": rows for client, rows in self.partition.test.items()})
         splits |= {f"test/{name}": np.flatnonzero(np.isin(tests, own)) for name, own in self.test_domains.items()}
         splits["test"] = np.arange(len(tests))
@@ -105,13 +118,16 @@ class Plan:
         private = np.concatenate(list(self.partition.train.values()))
 
         def make_model() -> Model:
-            model = self._model(SERVER, spec)
-            store.pad_as(model.tokenizer.pad_id, model.pads_left)
-            return model
+            return _pad(store, self._model(SERVER, spec))
 
         data = PartyData(
             public=Examples(store, self.partition.public),
-            evaluation=Evaluation(self._labelled(store, np.concatenate(rows)), splits),
+            evaluation=Evaluation(
+                self._labelled(store, np.concatenate(rows)),
+                splits,
+                {"tasks": tuple(f"test/{task}" for task in self.tasks)} if self.tasks else {},
+                _tensor(self.label_tasks),
+            ),
             labelled=self._labelled(store, self.partition.labelled),
         )
         around = self._around(tell)
@@ -126,7 +142,8 @@ class Plan:
             guest = f"{SERVER} as {spec.model}"
             model = self._model(guest, spec)
             if model.architecture == architecture:
-                store = self._store(name, model)
+                store = self._store(name)
+                _pad(store, model)
                 labelled = self._labelled(store, self.partition.labelled)
                 data = PartyData(Examples(store, self.partition.public), labelled=labelled)
                 own = PartySpec(spec.model, spec.train, self.server.distill)
@@ -138,7 +155,9 @@ class Plan:
         return Surroundings(self.seed, device, choose_precision(self.precision, device), tell)
 
     def _model(self, name: str, spec: PartySpec) -> Model:
-        model = build(spec.model, self.labels, self.default_tokenizer, key(self.seed, 0, name, "model"))
+        seed = key(self.seed, 0, name, "model")
+        model = build(spec.model, self.labels, self.default_tokenizer, seed, self.shape)
+        model.label_tasks = _tensor(self.label_tasks)
         if model.longest is not None and spec.train.max_length > model.longest:
             raise FedstillError(
                 f"train.max_length: {name}'s {spec.model} reads {model.longest} tokens at most, not "
@@ -146,17 +165,26 @@ class Plan:
             )
         return model
 
-    def _store(self, name: str, model: Model) -> TokenStore:
-        store = TokenStore.read(self.stores[name])
-        store.pad_as(model.tokenizer.pad_id, model.pads_left)
-        return store
+    def _store(self, name: str) -> TokenStore | ImageStore:
+        return (TokenStore if self.shape is None else ImageStore).read(self.stores[name])
 
-    def _labelled(self, store: TokenStore, rows: Ints) -> Examples:
+    def _labelled(self, store: Store, rows: Ints) -> Examples:
         return Examples(store, rows, torch.from_numpy(self.row_labels[rows]))
 
 
 def _same(model: Model) -> Model:
     return model
+
+
+def _pad(store: TokenStore | ImageStore, model: Model) -> Model:
+    """Let the store pad as the model wants it."""
+    if isinstance(store, TokenStore) and model.tokenizer is not None:
+        store.pad_as(model.tokenizer.pad_id, model.pads_left)
+    return model
+
+
+def _tensor(numbers: tuple[int, ...] | None) -> torch.Tensor | None:
+    return None if numbers is None else torch.tensor(numbers)
 
 
 def _join(parts: Mapping[str, Ints]) -> tuple[Ints, dict[str, Ints]]:

@@ -69,7 +69,7 @@ class Passes:
     student: int = 1
     teacher: nn.Module | None = None
     """A frozen model, in eval mode."""
-    before_epoch: Callable[[], None] | None = None
+    before_epoch: Callable[[], object] | None = None
 
     def logits(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Of every pass over the batch."""
@@ -80,7 +80,8 @@ class Passes:
         if self.teacher is None:
             return logits
         with torch.no_grad():
-            return torch.cat([logits, forward(self.teacher, batch)[None]])
+            taught = forward(self.teacher, batch)
+        return torch.cat([logits, taught[None]])
 
 
 def optimiser(settings: PhaseSettings, rate: float, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -1,4 +1,4 @@
-"""Classifiers of text: any Hugging Face sequence classifier, small ones of ours, and classes of a user's own."""
+"""Classifiers of text and images: any Hugging Face one, text-to-text models, small ones, and a user's own."""
 
 from fedstill.models.build import Model, ModelSpec, build, load
 

@@ -19,8 +19,10 @@ from torch import nn
 from fedstill.data.artefacts import fetch
 from fedstill.data.tokens import Tokenizer
 from fedstill.errors import FedstillError
-from fedstill.learning.losses import Loss, ce
+from fedstill.learning.losses import Loss, ce, likelihood
+from fedstill.models.images import IMAGE_MODELS
 from fedstill.models.small import SMALL
+from fedstill.models.text_to_text import TextToText, is_text_to_text, keep_layers, label_words
 from fedstill.models.tokenizers import HashedNgrams, HashedTokens, load_tokenizer, read_tokenizer
 from fedstill.plugins import absolute, check_options, nearest, own_class
 from fedstill.settings import Settings
@@ -28,8 +30,13 @@ from fedstill.settings import Settings
 OURS = "fedstill.json"
 """The file that marks a folder as a small model of ours; Hugging Face models have their own `config.json`."""
 
-GIVEN = ("vocabulary", "classes", "pad_id")
+GIVEN = ("vocabulary", "classes", "pad_id", "channels", "size")
 """What we pass to a small model; everything else in its constructor is an option."""
+
+OWN = SMALL | IMAGE_MODELS
+
+Shape = tuple[int, int, int]
+"""Of an image: channels, height and width."""
 
 
 class ModelSpec(Settings):
@@ -60,7 +67,12 @@ class ModelSpec(Settings):
     @property
     def is_small(self) -> bool:
         """Whether the model is one of ours or the user's own, trained from scratch."""
-        return self.name in SMALL or ":" in self.name.replace("[:", "")
+        return self.name in OWN or ":" in self.name.replace("[:", "")
+
+    @property
+    def reads(self) -> str:
+        """`text`, or `images`."""
+        return str(getattr(_small_class(self), "reads", "text")) if self.is_small else "text"
 
     @property
     def uses_words(self) -> bool:
@@ -69,10 +81,12 @@ class ModelSpec(Settings):
 
     def check(self) -> None:
         """Refuse what could not be built, before anything is downloaded or trained."""
-        if _split(self.name)[1] is not None and _split(self.name)[0] in SMALL:
+        if _split(self.name)[1] is not None and _split(self.name)[0] in OWN:
             raise FedstillError(f"{self.name}: only transformers have layers to choose from.")
         if self.is_small:
             check_options(_small_class(self), self.options, fixed=(*GIVEN, "self"))
+            if self.reads == "images" and self.tokenizer is not None:
+                raise FedstillError(f"{self.name} reads images: leave out `tokenizer: {self.tokenizer}`.")
         elif self.options:
             raise FedstillError(f"{self.name} takes no options (given: {', '.join(self.options)}).")
         elif self.tokenizer is not None:
@@ -88,7 +102,8 @@ class Model:
     """A module with what is needed to feed it, save it and give it a sensible rate."""
 
     module: nn.Module
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
+    """None for a model that reads images."""
     spec: ModelSpec
     labels: tuple[str, ...]
     rate: float
@@ -96,6 +111,8 @@ class Model:
     """The most tokens it can read, where there is a limit."""
     pads_left: bool = False
     """Whether it looks at the last position (XLNet, language models) and so wants padding before the text."""
+    shape: Shape | None = None
+    """Of the images that it reads."""
     loss: Loss = ce
     """What it minimises on labelled rows."""
     label_tasks: torch.Tensor | None = None
@@ -115,24 +132,30 @@ class Model:
     def save(self, folder: Path) -> None:
         """Write weights, tokenizer and label names; `load` reads them, and transformers' `from_pretrained` its own."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.tokenizer.save(folder)
+        if self.tokenizer is not None:
+            self.tokenizer.save(folder)
         if self.spec.is_small:
             state = self.module.state_dict().items()
             tensors = {name: value.cpu().clone(memory_format=torch.contiguous_format) for name, value in state}
             save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-            about = {"spec": self.spec.model_dump(), "labels": self.labels}
+            about = {"spec": self.spec.model_dump(), "labels": self.labels, "shape": self.shape}
             (folder / OURS).write_text(json.dumps(about, indent=2) + "\n")
         else:
             with _quiet():
                 self.module.save_pretrained(folder)  # type: ignore[operator]
 
 
-def build(spec: ModelSpec, labels: Sequence[str], default_tokenizer: str, seed: int) -> Model:
+def build(
+    spec: ModelSpec, labels: Sequence[str], default_tokenizer: str, seed: int, shape: Shape | None = None
+) -> Model:
     """A fresh model; whatever the pretrained weights do not cover is drawn from the seed."""
     spec.check()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _build_small(spec, labels, default_tokenizer) if spec.is_small else _build_transformer(spec, labels)
+        if not spec.is_small:
+            return _build_transformer(spec, labels)
+        tokenizer = party_tokenizer(spec, default_tokenizer) if spec.reads == "text" else None
+        return _assemble_small(spec, tuple(labels), tokenizer, shape)
 
 
 def load(folder: str | Path) -> Model:
@@ -146,14 +169,15 @@ def load(folder: str | Path) -> Model:
         return _transformer(folder, ModelSpec(name=str(folder)), layers=None, labels=None)
     about = json.loads((folder / OURS).read_text())
     spec = ModelSpec(**about["spec"])
-    tokenizer = read_tokenizer(folder)
-    model = _assemble_small(spec, tuple(about["labels"]), tokenizer)
+    tokenizer = read_tokenizer(folder) if spec.reads == "text" else None
+    shape = about.get("shape")
+    model = _assemble_small(spec, tuple(about["labels"]), tokenizer, None if shape is None else tuple(shape))
     model.module.load_state_dict(load_file(folder / "model.safetensors"))
     return model
 
 
 def _small_class(spec: ModelSpec) -> type[nn.Module]:
-    found = SMALL.get(spec.name) or own_class(spec.name)
+    found = OWN.get(spec.name) or own_class(spec.name)
     if not issubclass(found, nn.Module):
         raise FedstillError(f"{spec.name} is not a torch.nn.Module: a model of your own must be one.")
     return found
@@ -167,18 +191,20 @@ def party_tokenizer(spec: ModelSpec, default: str) -> Tokenizer:
     return HashedTokens(tokenizer) if spec.name == "bow" else tokenizer
 
 
-def _build_small(spec: ModelSpec, labels: Sequence[str], default_tokenizer: str) -> Model:
-    return _assemble_small(spec, tuple(labels), party_tokenizer(spec, default_tokenizer))
-
-
-def _assemble_small(spec: ModelSpec, labels: tuple[str, ...], tokenizer: Tokenizer) -> Model:
+def _assemble_small(
+    spec: ModelSpec, labels: tuple[str, ...], tokenizer: Tokenizer | None, shape: Shape | None
+) -> Model:
     cls = _small_class(spec)
-    given = {"vocabulary": tokenizer.vocabulary, "classes": len(labels), "pad_id": tokenizer.pad_id}
+    given: dict[str, int] = {"classes": len(labels)}
+    if tokenizer is not None:
+        given |= {"vocabulary": tokenizer.vocabulary, "pad_id": tokenizer.pad_id}
+    elif shape is not None:
+        given |= {"channels": shape[0], "size": shape[1]}
     try:
         module = cls(**given, **spec.options)
     except (TypeError, ValueError, RuntimeError) as error:
         raise FedstillError(f"the model {spec} cannot be made: {error}") from error
-    return Model(module, tokenizer, spec, labels, rate=float(getattr(cls, "rate", 1e-3)))
+    return Model(module, tokenizer, spec, labels, rate=float(getattr(cls, "rate", 1e-3)), shape=shape)
 
 
 def _split(name: str) -> tuple[str, int | None]:
@@ -197,24 +223,28 @@ def fetch_model(name: str) -> Path:
     try:
         return fetch(name)
     except FedstillError as error:
-        known = ["bert-tiny", "minilm", *SMALL]
+        known = ["bert-tiny", "minilm", *OWN]
         hint = "" if name in known else f" Among the models, {nearest(name, known)}"
         raise FedstillError(f"{error}{hint}") from error
 
 
 def _transformer(folder: Path, spec: ModelSpec, layers: int | None, labels: Sequence[str] | None) -> Model:
-    from transformers import AutoConfig, AutoModelForSequenceClassification
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
 
     names = {} if labels is None else {"id2label": dict(enumerate(labels))}
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **names)
-        if layers is not None:
+        writes = is_text_to_text(config)
+        if layers is not None and writes:
+            keep_layers(config, layers, spec.name)
+        elif layers is not None:
             if not 0 < layers <= config.num_hidden_layers:
                 raise FedstillError(f"{spec.name}: the model has {config.num_hidden_layers} layers, not {layers}.")
             config.num_hidden_layers = layers
         config.label2id = {label: number for number, label in config.id2label.items()}
         with _quiet():
-            module = AutoModelForSequenceClassification.from_pretrained(
+            kind = AutoModelForSeq2SeqLM if writes else AutoModelForSequenceClassification
+            module = kind.from_pretrained(
                 folder,
                 config=config,
                 use_safetensors=True,
@@ -229,15 +259,23 @@ def _transformer(folder: Path, spec: ModelSpec, layers: int | None, labels: Sequ
     tokenizer = load_tokenizer(str(folder))
     if config.pad_token_id is None:
         module.config.pad_token_id = tokenizer.pad_id
-    module.train()
     label_names = tuple(config.id2label[number] for number in range(config.num_labels))
-    return Model(
-        module, tokenizer, spec, label_names, _default_rate(config.hidden_size), tokenizer.longest, tokenizer.pads_left
-    )
+    if writes:
+        start = config.decoder_start_token_id if config.decoder_start_token_id is not None else tokenizer.pad_id
+        module = TextToText(module, *label_words(tokenizer.inner, label_names), start)
+    module.train()
+    rate = _default_rate(config.hidden_size, writes)
+    loss = likelihood if writes else ce
+    return Model(module, tokenizer, spec, label_names, rate, tokenizer.longest, tokenizer.pads_left, loss=loss)
 
 
-def _default_rate(hidden: int) -> float:
-    """The papers' 2e-5 for models of BERT-base's width and more; narrower ones need more."""
+def _default_rate(hidden: int, text_to_text: bool = False) -> float:
+    """The papers' 2e-5 for models of BERT-base's width and more; narrower ones need more.
+
+    Text-to-text models learn at 1e-4, T5's usual rate with AdamW, and narrow ones at 3e-3: the best of a quick try.
+    """
+    if text_to_text:
+        return 3e-3 if hidden <= 128 else 1e-4
     if hidden <= 128:
         return 5e-4
     return 1e-4 if hidden < 768 else 2e-5
@@ -263,7 +301,7 @@ def _quiet() -> Any:
 def cost(spec: ModelSpec) -> float:
     """Roughly the multiplications a token: enough to share clients out evenly, without building anything."""
     if spec.is_small:
-        return {"textcnn": 2e5, "bigru": 3e5, "bow": 1e4}.get(spec.name, 3e5)
+        return {"textcnn": 2e5, "bigru": 3e5, "bow": 1e4, "resnet18": 1e9}.get(spec.name, 3e5)
     from transformers import AutoConfig
 
     name, layers = _split(spec.name)

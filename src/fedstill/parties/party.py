@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -21,8 +24,9 @@ from fedstill.learning.losses import Loss, joint, task_ce, within_task
 from fedstill.learning.metrics import scores
 from fedstill.learning.phases import EpochLosses, Passes, Phase, PhaseSettings, class_weights
 from fedstill.learning.precision import Precision
-from fedstill.learning.predict import predict
+from fedstill.learning.predict import generate, predict
 from fedstill.models import Model, ModelSpec
+from fedstill.models.text_to_text import TextToText
 from fedstill.randomness import generator, key
 
 Stage = Literal["trained", "distilled", "processed"]
@@ -116,6 +120,8 @@ class Party:
     """What `evaluate` measured and nobody has fetched yet; only these numbers leave, never the rows."""
     notes: list[str] = field(default_factory=list)
     """Sentences for the record: a fallback taken, a limit reached."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """What `timed` work took in this round."""
 
     def __post_init__(self) -> None:
         self._model: Model | None = None
@@ -161,6 +167,13 @@ class Party:
         """Put numbers of the method itself into the record: weights, a learnt beta."""
         self.metrics.append({"round": self.round, "party": self.name, "observation": what, "values": dict(values)})
 
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Count the time of a part of the round's work under a name."""
+        started = time.perf_counter()
+        yield
+        self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - started
+
     # The verbs
 
     def train(
@@ -195,13 +208,15 @@ class Party:
         also: Examples | None = None,
         settings: PhaseSettings | None = None,
         until: Callable[[], bool] | None = None,
+        data: Examples | None = None,
     ) -> EpochLosses:
-        """One phase towards a teacher's logits on the public samples (or those rows of them).
+        """One phase towards a teacher's logits on the public samples (or those rows of them, or other data).
 
         With `also`, labelled rows are mixed in, which take the cross-entropy with their labels. `until`, asked after
         every epoch, ends the phase early.
         """
-        data = self.data.public if rows is None else self.data.public.pick(rows)
+        data = data if data is not None else self.data.public
+        data = data if rows is None else data.pick(rows)
         if also is not None and len(also):
             assert also.labels is not None
             targets = torch.cat(
@@ -255,9 +270,12 @@ class Party:
         if evaluation is None or not len(evaluation.data):
             return
         predicted = evaluation.decide(self.scored())
+        written = self._written(evaluation)
         about = {"round": self.round if round is None else round, "party": self.name, "stage": stage}
         measured = {
-            split: scores(evaluation.labels[rows], predicted[rows], len(self.model.labels)) | {"rows": len(rows)}
+            split: scores(evaluation.labels[rows], predicted[rows], len(self.model.labels))
+            | {name: float(right[rows].mean()) for name, right in written.items()}
+            | {"rows": len(rows)}
             for split, rows in evaluation.splits.items()
             if len(rows)
         }
@@ -273,6 +291,15 @@ class Party:
         if self._scored is None:
             self._scored = self.predict(self.data.evaluation.data)
         return self._scored
+
+    def _written(self, evaluation: Evaluation) -> dict[str, npt.NDArray[np.float64]]:
+        """For a model that writes text: of every row, whether it writes the row's label."""
+        module = self.model.module
+        if not isinstance(module, TextToText):
+            return {}
+        written = generate(module, evaluation.data, self.around.precision)
+        right = module.same_word(written, torch.from_numpy(evaluation.labels))
+        return {"generated_accuracy": right.double().numpy()}
 
     def _open(self, name: str, data: Examples, settings: PhaseSettings, steps: int | None = None) -> Phase:
         times = self._opened[name] = self._opened.get(name, 0) + 1

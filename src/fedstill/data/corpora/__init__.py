@@ -13,7 +13,7 @@ import numpy.typing as npt
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from fedstill.data.corpora import amazon, files, glue, reviews, superglue, tasks, topics, tweets
+from fedstill.data.corpora import amazon, files, glue, images, reviews, superglue, tasks, topics, tweets
 from fedstill.data.corpora.files import Columns, Row
 from fedstill.data.corpora.spec import EMBEDDED, CorpusSpec
 from fedstill.data.corpus import Corpus, Ints
@@ -39,6 +39,10 @@ def load(spec: CorpusSpec, labels: Sequence[str] | None = None) -> Corpus:
         joined = tasks.joined(str(spec.name), {task: load(part) for task, part in spec.parts().items()})
         _refuse_other_labels(joined.name, joined.label_names, labels, "task by task")
         return joined
+    if spec.name in images.IMAGES:
+        pictures = images.load(spec.name, None if spec.path is None else Path(spec.path).expanduser(), spec.size)
+        _refuse_other_labels(pictures.name, pictures.label_names, labels, "in its publisher's order")
+        return pictures
     source = _read(spec)
     if spec.name == "glue":
         _refuse_other_labels(source.name, source.labels or (), labels, "in GLUE's order, which its metrics go by")
@@ -52,6 +56,8 @@ def load_public(spec: CorpusSpec) -> Corpus:
     """The texts of a specification's training split, labelled or not; every label is -1, so that nobody sees one."""
     if spec.is_of_tasks:
         return tasks.joined(str(spec.name), {task: load_public(part) for task, part in spec.parts().items()})
+    if spec.name in images.IMAGES:
+        raise FedstillError(f"public: {spec.name} holds images; public samples from another corpus are texts.")
     corpus, _ = _assemble(_read(spec, is_public=True))
     return corpus
 

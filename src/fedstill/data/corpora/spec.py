@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import ValidationInfo, field_validator, model_validator
 
 from fedstill.data.artefacts import WHEELS
-from fedstill.data.corpora import amazon, glue, reviews, superglue, topics, tweets
+from fedstill.data.corpora import amazon, glue, images, reviews, superglue, topics, tweets
 from fedstill.data.corpora.files import Columns
 from fedstill.settings import Settings
 
@@ -51,6 +51,7 @@ EMBEDDED = {
         "each corpus's own",
         ("task/label of each",),
     ),
+    **{name: Embedded(corpus.what, corpus.licence, corpus.labels) for name, corpus in images.IMAGES.items()},
 }
 
 USED = {
@@ -60,12 +61,14 @@ USED = {
     "agnews": {"path"},
     "dbpedia": {"path", "classes"},
     "tasks": {"tasks", "path"},
+    "digits": {"size"},
+    **{name: {"path", "size"} for name in images.IMAGES if name != "digits"},
 }
 """What may be set with a name; with the other names fedstill knows, nothing."""
 
 
 class CorpusSpec(Settings):
-    """Where labelled text comes from: a name fedstill knows, a file or folder, or a Hugging Face data set."""
+    """Where labelled text (or images) comes from: a name fedstill knows, a file or folder, or a Hugging Face data set."""
 
     name: str | None = None
     task: str | None = None
@@ -88,6 +91,8 @@ class CorpusSpec(Settings):
     config: str | None = None
     classes: Literal[9, 14] = 14
     """Of dbpedia."""
+    size: int = 28
+    """Height and width that images are scaled to."""
     cut: bool = False
     """Whether superglue's training rows are as few as FedDRS's."""
 
@@ -137,7 +142,7 @@ class CorpusSpec(Settings):
             raise ValueError("`text:` is one column, or a list of two that make a pair")
         if self.name is None and self.path is None:
             raise ValueError("a corpus needs a `name:` or a `path:`")
-        if self.name is not None and self.name not in USED and self.path is not None:
+        if self.name is not None and "path" not in USED.get(self.name, ()) and self.path is not None:
             raise ValueError(f"a corpus has a `name:` ({self.name}) or a `path:` ({self.path}), not both")
         if self.name == "glue" and self.task is None:
             raise ValueError(f"glue needs a `task:`, one of {', '.join(glue.TASKS)}")

@@ -1,0 +1,122 @@
+"""Inputs that a model is sure about, made from noise: gradient descent on the input until the entropy is low.
+
+Batches of several models of one architecture can be taken together (`torch.func`), which pays where a small model
+leaves the device idle: on a GPU, and not on a CPU (benchmarks/README.md). Every input has its own Adam state and every
+batch stops on its own, so up to rounding what comes out does not depend on what was computed beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fedstill.learning.losses import ce, entropy
+from fedstill.learning.predict import forward
+
+BETAS, EPSILON = (0.9, 0.999), 1e-8
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How noise becomes input: Adam at this rate, until the mean entropy is at most the target or steps are used up."""
+
+    target: float = 0.01
+    steps: int = 200
+    rate: float = 0.1
+    batch: int = 64
+    together: int = 20
+    """Batches that are computed at once."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some noise of one model, and the classes that it shall become where that is wished for."""
+
+    parameters: Mapping[str, Tensor]
+    values: Tensor
+    classes: Tensor | None = None
+
+
+Outputs = Callable[[Tensor], Tensor]
+
+
+def make_sure(module: nn.Module, name: str, batches: Sequence[Batch], how: Descent, stacked: bool) -> list[Tensor]:
+    """The values of every batch after the descent; `module`, in eval mode, lends its architecture."""
+    made: list[Tensor] = []
+    for start in range(0, len(batches), how.together if stacked else 1):
+        part = batches[start : start + (how.together if stacked else 1)]
+        made += _descend(module, name, part, how, stacked)
+    return made
+
+
+def _descend(module: nn.Module, name: str, batches: Sequence[Batch], how: Descent, stacked: bool) -> list[Tensor]:
+    sizes = [len(batch.values) for batch in batches]
+    values = nn.utils.rnn.pad_sequence([batch.values for batch in batches], batch_first=True)
+    classes = _classes(batches, values)
+    real = torch.arange(values.shape[1], device=values.device) < torch.tensor(sizes, device=values.device)[:, None]
+    slopes = _stacked_slopes if stacked else _single_slope
+    slope = slopes(module, name, batches)
+    first, second = torch.zeros_like(values), torch.zeros_like(values)
+    for step in range(1, how.steps + 1):
+        gradients, entropies = slope(values, classes)
+        means = (entropies * real).sum(1) / real.sum(1)
+        unsure = (means > how.target).view(-1, *[1] * (values.ndim - 1))
+        if not bool(unsure.any()):
+            break
+        first = BETAS[0] * first + (1 - BETAS[0]) * gradients
+        second = BETAS[1] * second + (1 - BETAS[1]) * gradients**2
+        corrected = (second / (1 - BETAS[1] ** step)).sqrt() + EPSILON
+        values = torch.where(unsure, values - how.rate * (first / (1 - BETAS[0] ** step)) / corrected, values)
+    return [own[:size] for own, size in zip(values, sizes, strict=True)]
+
+
+def _classes(batches: Sequence[Batch], values: Tensor) -> Tensor | None:
+    if batches[0].classes is None:
+        return None
+    own = [batch.classes for batch in batches if batch.classes is not None]
+    return nn.utils.rnn.pad_sequence(own, batch_first=True).to(values.device)
+
+
+def _loss(logits: Tensor, classes: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What is descended, summed over samples so that no sample's slope depends on the others, and the entropies."""
+    entropies = entropy(logits.softmax(-1))
+    return (entropies if classes is None else ce(logits, classes)).sum(), entropies.detach()
+
+
+Slope = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
+"""(values, classes) of all batches -> the gradients with respect to the values, and the entropies."""
+
+
+def _stacked_slopes(module: nn.Module, name: str, batches: Sequence[Batch]) -> Slope:
+    stack = {
+        key: torch.stack([batch.parameters[key] for batch in batches])
+        for key, value in module.state_dict().items()
+        # A table of words is not looked at where embeddings are given, and would be most of the stack.
+        if not (name == "inputs_embeds" and key == "embedding.weight") and value.is_floating_point()
+    }
+
+    def one(parameters: dict[str, Tensor], own: Tensor, classes: Tensor | None) -> tuple[Tensor, Tensor]:
+        return _loss(functional_call(module, parameters, kwargs={name: own}), classes)
+
+    def slope(values: Tensor, classes: Tensor | None) -> tuple[Tensor, Tensor]:
+        over = (0, 0, None if classes is None else 0)
+        found: tuple[Tensor, Tensor] = vmap(grad(one, argnums=1, has_aux=True), in_dims=over)(stack, values, classes)
+        return found
+
+    return slope
+
+
+def _single_slope(module: nn.Module, name: str, batches: Sequence[Batch]) -> Slope:
+    module.load_state_dict(dict(batches[0].parameters))
+
+    def slope(values: Tensor, classes: Tensor | None) -> tuple[Tensor, Tensor]:
+        leaf = values[0].detach().requires_grad_()
+        with torch.enable_grad():
+            loss, entropies = _loss(forward(module, {name: leaf}), None if classes is None else classes[0])
+        return torch.autograd.grad(loss, leaf)[0][None], entropies[None]
+
+    return slope
