@@ -1,0 +1,82 @@
+"""FedGKD: the mean of everybody's parameters, and a mean of past global models that clients do not forget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from fedstill.algorithms.base import Algorithm, Federation, NotNegative, Role
+from fedstill.learning.losses import kl
+from fedstill.learning.phases import Passes
+from fedstill.parties.client import Client
+from fedstill.parties.server import Server
+from fedstill.wire.messages import Done, Message, Parameters
+from fedstill.wire.replies import Replies, uniform
+
+
+@dataclass(frozen=True)
+class GlobalModels(Message):
+    """The newest global model, and the mean of the last ones where it is another."""
+
+    newest: Mapping[str, Tensor]
+    mean: Mapping[str, Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class FedGKD(Algorithm):
+    """From theta, clients minimise CE + `strength` KL(f_teacher || f) on their own rows; theta = mean_k theta^k.
+
+    The teacher, in eval mode, is the mean of the parameters of the last `models` global models: the newest one counts,
+    and so does theta_0. In round 1 it is theta_0 itself, which then travels once. Clients count the same;
+    `weights: size` counts them by rows.
+    """
+
+    models: Annotated[int, Field(ge=1)] = 5
+    strength: NotNegative = 0.1
+    weights: Literal["uniform", "size"] = "uniform"
+
+    needs: ClassVar[frozenset[str]] = frozenset({"parameters"})
+    messages: ClassVar[tuple[type[Message], ...]] = (GlobalModels, Parameters, Done)
+    paper: ClassVar[str] = "FedGKD (Yao 2021)"
+    role: ClassVar[Role] = "baseline"
+    cost: ClassVar[str] = "PK up, 2P down"
+
+    def start(self, fed: Federation) -> GlobalModels:
+        return self._answer(fed.server)
+
+    def digest(self, me: Client, answer: GlobalModels) -> None:
+        me.set_parameters(answer.newest)
+        me.memory.pop("teacher", None)
+        if answer.mean is not None:
+            me.memory["teacher"] = dict(answer.mean)
+
+    def opine(self, me: Client) -> Parameters:
+        mean = me.memory.pop("teacher", None)
+        assert mean is None or isinstance(mean, dict)
+        own = me.label_loss()
+
+        def loss(logits: Tensor, labels: Tensor) -> Tensor:
+            student, teacher = logits
+            return own(student, labels) + self.strength * kl(student, teacher)
+
+        me.train(loss=loss, passes=Passes(student=1, teacher=me.frozen_copy(mean)))
+        return Parameters(me.parameters())
+
+    def server(self, me: Server, ups: Replies[Parameters]) -> GlobalModels:
+        me.set_parameters(ups.average("parameters", ups.shares if self.weights == "size" else uniform(len(ups))))
+        return self._answer(me)
+
+    def _answer(self, me: Server) -> GlobalModels:
+        newest = me.parameters()
+        last = [newest]
+        while len(last) < self.models and isinstance(older := me.memory.get(f"model {len(last) - 1}"), dict):
+            last.append(older)
+        me.memory |= {f"model {age}": model for age, model in enumerate(last)}
+        if len(last) == 1:
+            return GlobalModels(newest)
+        models = Replies({f"{age:06}": Parameters(model) for age, model in enumerate(last)})
+        return GlobalModels(newest, models.average("parameters", uniform(len(last))))

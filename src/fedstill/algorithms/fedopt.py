@@ -1,0 +1,68 @@
+"""FedOpt: what clients learnt, on average, is a gradient to the server's Adam."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from fedstill.algorithms.base import Algorithm, Federation, Positive, Role
+from fedstill.parties.client import Client
+from fedstill.parties.server import Server
+from fedstill.wire.messages import Done, Message, Parameters
+from fedstill.wire.replies import Replies, uniform
+
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+
+
+@dataclass(frozen=True)
+class FedOpt(Algorithm):
+    """FedAdam (Algorithm 2): D = sum_k (n_k/n) theta^k - theta, and theta += `rate` m / (sqrt(v) + `tau`).
+
+    m = `beta1` m + (1 - `beta1`) D from 0, v = `beta2` v + (1 - `beta2`) D^2 from tau^2, without bias correction. The
+    paper tunes the rate (and tau) a task: 1e-2 is only a place to begin. Buffers, which have no gradient (a variance
+    may not become negative), are averaged, and integers are the first client's.
+    """
+
+    rate: Positive = 1e-2
+    beta1: Momentum = 0.9
+    beta2: Momentum = 0.99
+    tau: Positive = 1e-3
+    weights: Literal["size", "uniform"] = "size"
+
+    needs: ClassVar[frozenset[str]] = frozenset({"parameters"})
+    messages: ClassVar[tuple[type[Message], ...]] = (Parameters, Done)
+    paper: ClassVar[str] = "FedOpt (Reddi 2021), FedAdam, as in FedDRS"
+    role: ClassVar[Role] = "baseline"
+    cost: ClassVar[str] = "P(K+1)"
+
+    def start(self, fed: Federation) -> Parameters:
+        return Parameters(fed.server.parameters())
+
+    def digest(self, me: Client, answer: Parameters) -> None:
+        me.set_parameters(answer.parameters)
+
+    def opine(self, me: Client) -> Parameters:
+        me.train()
+        return Parameters(me.parameters())
+
+    def server(self, me: Server, ups: Replies[Parameters]) -> Parameters:
+        theta = me.parameters()
+        mean = ups.average("parameters", ups.shares if self.weights == "size" else uniform(len(ups)))
+        # By what is not a buffer: a parameter that two layers share has two names here, which must move together.
+        buffers = {name for name, _ in me.model.module.named_buffers(remove_duplicate=False)}
+        first, second = me.memory.get("m", {}), me.memory.get("v", {})
+        assert isinstance(first, dict)
+        assert isinstance(second, dict)
+        m, v = {}, {}
+        for name in [name for name in theta if name not in buffers]:
+            change = mean[name] - theta[name]
+            zero = torch.zeros_like(change)
+            m[name] = self.beta1 * first.get(name, zero) + (1 - self.beta1) * change
+            v[name] = self.beta2 * second.get(name, zero + self.tau**2) + (1 - self.beta2) * change**2
+            mean[name] = theta[name] + self.rate * m[name] / (v[name].sqrt() + self.tau)
+        me.memory |= {"m": m, "v": v}
+        me.set_parameters(mean)
+        return Parameters(me.parameters())
