@@ -1,0 +1,61 @@
+"""FedHe: one client after the other, whenever it is ready, compares its mean logits a label with everybody's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedstill.algorithms.base import Algorithm, Answers, Federation, NotNegative, Role
+from fedstill.algorithms.fd import LabelMeans, label_means, remember, with_label_means
+from fedstill.learning.losses import mse
+from fedstill.parties.client import Client
+from fedstill.parties.server import Server
+from fedstill.wire.messages import Done, Message
+from fedstill.wire.replies import Replies
+
+
+@dataclass(frozen=True)
+class FedHe(Algorithm):
+    """Up: the mean logits of the rows of each label; clients minimise CE + `strength` MSE(z, Z_y) on their rows.
+
+    Z_y is the running mean of all that was ever said of y, each report counting the same; labels that nobody has spoken
+    of are skipped. Nobody waits for anybody: a round calls its clients one at a time, in a random order, and each
+    learns from what those before it said. A client that fails therefore ends the run, whatever the quorum.
+    """
+
+    strength: NotNegative = 0.5
+
+    has_server_model: ClassVar[bool] = False
+    messages: ClassVar[tuple[type[Message], ...]] = (LabelMeans, Done)
+    paper: ClassVar[str] = "FedHe (Chan and Ngai 2021)"
+    role: ClassVar[Role] = "baseline"
+    cost: ClassVar[str] = "2C^2 a client"
+
+    def round(self, fed: Federation, answer: Answers) -> Answers:
+        for name in fed.server.generator("order").permutation(sorted(fed.active)).tolist():
+            answer = self.server(fed.server, fed.call("turn", answer, clients=[name]))
+        return answer
+
+    def digest(self, me: Client, answer: LabelMeans) -> None:
+        remember(me, answer)
+
+    def opine(self, me: Client) -> LabelMeans:
+        me.train(loss=with_label_means(me, self.strength, mse))
+        return label_means(me, me.predict(me.data.train))
+
+    def server(self, me: Server, ups: Replies[LabelMeans]) -> LabelMeans:
+        for said in ups.values():
+            means, counts = me.memory.get("means"), me.memory.get("counts")
+            if not isinstance(means, Tensor) or not isinstance(counts, Tensor):
+                means, counts = torch.zeros_like(said.means, dtype=torch.float64), torch.zeros_like(said.counts)
+            seen = (said.counts > 0).int()
+            counts = counts + seen
+            share = (seen.double() / counts.clamp(min=1))[:, None]
+            me.memory |= {"means": means + share * (said.means - means), "counts": counts}
+        means, counts = me.memory["means"], me.memory["counts"]
+        assert isinstance(means, Tensor)
+        assert isinstance(counts, Tensor)
+        return LabelMeans(means.float(), counts)
