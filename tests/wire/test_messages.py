@@ -143,15 +143,17 @@ def test_what_learns_travels_without_its_gradient():
 
 
 @given(messages)
-def test_sizes_are_the_bytes_of_floats_of_integers_and_the_rest(message):
+def test_sizes_are_the_bytes_of_floats_and_packed_bytes_of_integers_and_the_rest(message):
     raw = encode(message)
     sizes = decode(raw, TYPES).sizes
     values = [getattr(message, field.name) for field in dataclasses.fields(message)]
     parts = [part for value in values for part in (value.values() if isinstance(value, Mapping) else [value])]
     arrays = [part for part in parts if isinstance(part, Tensor)]
-    floating = sum(a.numel() * a.element_size() for a in arrays if a.is_floating_point())
-    assert sizes.payload == floating + 4 * sum(isinstance(part, float) for part in parts)
-    assert sizes.indices == sum(a.numel() * a.element_size() for a in arrays if not a.is_floating_point())
+    points = [a.is_floating_point() or a.dtype == torch.uint8 for a in arrays]
+    assert sizes.payload == sum(a.nbytes for a, point in zip(arrays, points, strict=True) if point) + 4 * sum(
+        isinstance(part, float) for part in parts
+    )
+    assert sizes.indices == sum(a.nbytes for a, point in zip(arrays, points, strict=True) if not point)
     assert sizes.total == len(raw)
 
 

@@ -125,7 +125,8 @@ class Sizes:
         for name, part in header.items():
             if name != "__metadata__":
                 size = part["data_offsets"][1] - part["data_offsets"][0]
-                payload, indices = (payload + size, indices) if "F" in part["dtype"] else (payload, indices + size)
+                counts = "F" in part["dtype"] or part["dtype"] == "U8"  # bytes are numbers that somebody has compressed
+                payload, indices = (payload + size, indices) if counts else (payload, indices + size)
         return cls(payload, indices, len(raw) - payload - indices)
 
     @property

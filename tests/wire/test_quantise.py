@@ -1,0 +1,98 @@
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from fedstill.wire.messages import BadMessage
+from fedstill.wire.quantise import dequantise, pack, quantise, unpack
+
+many_bits = st.integers(1, 8)
+positive = st.floats(0, 1, width=32)
+probabilities = arrays.arrays(
+    np.float32, st.tuples(st.integers(1, 6), st.integers(2, 7)), elements=positive
+).map(lambda rows: rows + np.float32(1e-3)).map(lambda rows: rows / rows.sum(1, keepdims=True))  # fmt: skip
+
+
+@st.composite
+def codes_and_others(draw):
+    """Any codes of so many bits, and others of the same shape."""
+    bits, shape = draw(many_bits), draw(st.tuples(st.integers(0, 5), st.integers(1, 5)))
+    two = draw(arrays.arrays(np.uint8, (2, *shape), elements=st.integers(0, 2**bits - 1)))
+    return bits, torch.from_numpy(two[0].copy()), torch.from_numpy(two[1].copy())
+
+
+def test_rounding_up_goes_by_the_largest_remainder():
+    # 2 bits: thirds. 3p = (1.5, 0.9, 0.6): whole parts 1, 0, 0, and two are missing: 0.9 and 0.6 beat 0.5.
+    assert quantise(torch.tensor([[0.5, 0.3, 0.2]]), 2).tolist() == [[1, 1, 1]]
+    # 3p = (2.4, 0.36, 0.24): one is missing.
+    assert quantise(torch.tensor([[0.8, 0.12, 0.08]]), 2).tolist() == [[3, 0, 0]]
+    assert quantise(torch.tensor([[0.0, 1.0, 0.0]]), 8).tolist() == [[0, 255, 0]]
+
+
+def test_ties_go_by_class_order():
+    assert quantise(torch.full((1, 4), 0.25), 1).tolist() == [[1, 0, 0, 0]]
+    assert quantise(torch.full((1, 4), 0.25), 2).tolist() == [[1, 1, 1, 0]]
+
+
+@given(probabilities)
+def test_one_bit_is_the_most_likely_class(rows):
+    assert np.array_equal(quantise(torch.from_numpy(rows), 1).argmax(1).numpy(), rows.argmax(1))
+    assert (quantise(torch.from_numpy(rows), 1).sum(1) == 1).all()
+
+
+@given(probabilities, many_bits)
+def test_rows_still_sum_to_one_and_no_number_is_off_by_a_step(rows, bits):
+    codes, levels = quantise(torch.from_numpy(rows), bits), 2**bits - 1
+    assert codes.dtype == torch.uint8
+    assert (codes.long().sum(1) == levels).all()
+    exact = rows.astype(np.float64) / rows.astype(np.float64).sum(1, keepdims=True)
+    assert (np.abs(dequantise(codes, bits).double().numpy() - exact) < 1 / levels + 1e-6).all()
+
+
+@given(probabilities, many_bits)
+def test_what_lies_on_the_grid_stays_where_it_is(rows, bits):
+    codes = quantise(torch.from_numpy(rows), bits)
+    assert torch.equal(quantise(dequantise(codes, bits), bits), codes)
+
+
+@given(codes_and_others())
+def test_unpacking_inverts_packing(drawn):
+    bits, codes, before = drawn
+    for last in (before, None):
+        packed = pack(codes, last, bits)
+        assert packed.dtype == torch.uint8
+        assert packed.ndim == 1
+        assert torch.equal(unpack(packed, last, bits, tuple(codes.shape)), codes)
+
+
+def test_differences_are_zero_where_nothing_changed_and_cost_next_to_nothing():
+    random = np.random.default_rng(0)
+    codes = quantise(torch.from_numpy(random.dirichlet(np.ones(4), 2000)), 3)
+    other = codes.clone()
+    other[:10] = other[:10].flip(1)
+    assert not any(zlib.decompress(pack(codes, codes, 3).numpy().tobytes()))
+    alone, changed, same = (len(pack(codes, last, 3)) for last in (None, other, codes))
+    assert same < changed < alone / 10
+    assert alone < 4 * 2000 * 3 / 8 * 1.1  # about three bits a code, and not the eight they are held in
+
+
+@pytest.mark.parametrize(
+    ("packed", "complaint"),
+    [
+        (torch.zeros(3), "packed codes are bytes, not torch.float32"),
+        (torch.zeros(2, 2, dtype=torch.uint8), "of shape"),
+        (torch.arange(9, dtype=torch.uint8), "cannot be unpacked"),
+        (pack(torch.zeros(5, 3, dtype=torch.uint8), None, 2), "not those of 4 samples and 3 classes"),
+        (pack(torch.zeros(3, 3, dtype=torch.uint8), None, 2), "not those of 4 samples and 3 classes"),
+        (pack(torch.zeros(4000, 4000, dtype=torch.uint8), None, 2), "not those of 4 samples and 3 classes"),
+        (pack(torch.zeros(4, 3, dtype=torch.uint8), None, 2)[:-2], "not those of 4 samples and 3 classes"),
+        (pack(torch.full((4, 3), 4, dtype=torch.uint8), None, 3), "more than the 2 bits that were agreed"),
+    ],
+)
+def test_other_bytes_are_refused(packed, complaint):
+    with pytest.raises(BadMessage, match=complaint):
+        unpack(packed, None, 2, (4, 3))
