@@ -1,0 +1,136 @@
+"""FedAUX: the ensemble on auxiliary data, in which every client counts where the data looks like its own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from scipy.optimize import minimize
+from torch import Tensor
+
+from fedstill.algorithms.base import Algorithm, Federation, Positive, Role
+from fedstill.errors import FedstillError
+from fedstill.learning.features import features, last_linear
+from fedstill.learning.losses import kl
+from fedstill.parties.client import Client
+from fedstill.parties.server import Server
+from fedstill.wire.messages import Done, Message, Parameters, array
+from fedstill.wire.replies import Replies, uniform
+
+
+@dataclass(frozen=True)
+class Certainty(Message):
+    """How much each public sample looks like a client's own rows."""
+
+    scores: Tensor = array("public")
+
+
+@dataclass(frozen=True)
+class FedAUX(Algorithm):
+    """theta = mean_k theta^k, then KL(s(sum_k s_k z^k / sum_k s_k) || f) with all received models on the public rows.
+
+    s_k(x), sent once, is the probability of x being the client's and not auxiliary (at least `floor`), by a logistic
+    regression (L2, `regularisation`) on theta_0's features of both. Features have norms of at most 1: they are divided
+    by the largest norm of the public ones, and longer private ones are cut to it. (The paper's largest norm of both is
+    itself private.) The auxiliary data is the public set, and theta_0 is what the server's model starts as; the paper
+    pre-trains it on the auxiliary data. `rate` is the paper's, for pretrained models: one that starts at random wants a
+    larger one. Optimiser, batch and schedule are those of `distill`.
+
+    With `epsilon`, the regression's weights are sent through the Gaussian mechanism: scores, and they alone, are
+    (epsilon, delta)-differentially private for replacing one row. Its noise is proven for epsilon up to 1, and drawn
+    from the experiment's seed here, as all randomness is: whoever knows the seed can take it off.
+    """
+
+    rate: Positive = 5e-5
+    epochs: Annotated[int, Field(ge=0)] = 1
+    regularisation: Positive = 0.01
+    floor: Annotated[float, Field(gt=0, lt=1)] = 1e-8
+    epsilon: Annotated[float, Field(gt=0, le=1)] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+
+    needs: ClassVar[frozenset[str]] = frozenset({"public", "parameters"})
+    messages: ClassVar[tuple[type[Message], ...]] = (Parameters, Certainty, Done)
+    paper: ClassVar[str] = "FedAUX (Sattler 2021)"
+    role: ClassVar[Role] = "baseline"
+    cost: ClassVar[str] = "P(K+1)+N_a K once"
+
+    def start(self, fed: Federation) -> None:
+        last_linear(fed.server.model.module)  # better refused here, once, than by every client
+        replies = fed.call("certify", Parameters(fed.server.parameters()), clients=list(fed.clients))
+        if replies.failures:
+            raise FedstillError(f"FedAUX needs everybody's scores, and {replies.failures[0].client} sent none.")
+        fed.server.memory["certainty"] = {name: said.scores for name, said in replies.items()}
+
+    def certify(self, me: Client, first: Parameters) -> Certainty:
+        """Take theta_0, tell the own rows from the public ones, and say how much each public one looks like them."""
+        me.set_parameters(first.parameters)
+        assert me.data.train is not None
+        module, precision = me.model.module, me.around.precision
+        own, public = in_unit_ball(
+            features(module, me.data.train, precision), features(module, me.data.public, precision)
+        )
+        sides = torch.cat([torch.ones(len(own)), -torch.ones(len(public))]).double()
+        weights = separator(torch.cat([own, public]), sides, self.regularisation)
+        if self.epsilon is not None:
+            noise = me.generator("privacy").normal(scale=self.deviation(len(sides)), size=len(weights))
+            weights = weights + torch.from_numpy(noise)
+        return Certainty((public @ weights).sigmoid().clamp(min=self.floor).float())
+
+    def deviation(self, rows: int) -> float:
+        """The noise on each weight; replacing one of the rows moves the weights by the sensitivity at most."""
+        assert self.epsilon is not None
+        sensitivity = 2 / (self.regularisation * rows)
+        return math.sqrt(2 * math.log(1.25 / self.delta)) * sensitivity / self.epsilon
+
+    def digest(self, me: Client, answer: Parameters) -> None:
+        me.set_parameters(answer.parameters)
+
+    def opine(self, me: Client) -> Parameters:
+        me.train()
+        return Parameters(me.parameters())
+
+    def server(self, me: Server, ups: Replies[Parameters]) -> Parameters:
+        certainty = me.memory["certainty"]
+        assert isinstance(certainty, dict)
+        scores = torch.stack([certainty[name] for name in ups]).double()
+        logits = torch.stack([me.model_from(said.parameters).predict() for said in ups.values()])
+        ensemble = ((scores / scores.sum(0))[:, :, None] * logits).sum(0).to(logits.dtype)
+        me.set_parameters(ups.average("parameters", uniform(len(ups))))
+        settings = me.spec.distill.model_copy(update={"rate": self.rate, "epochs": self.epochs})
+        me.distill(ensemble, kl, settings=settings)
+        return Parameters(me.parameters())
+
+
+def in_unit_ball(own: Tensor, public: Tensor) -> tuple[Tensor, Tensor]:
+    """Features with a constant one beside them, in float64, none longer than 1; scaled by what is public alone."""
+    longest = public.double().norm(dim=1).max().clamp(min=1e-12)
+
+    def scaled(rows: Tensor) -> Tensor:
+        rows = rows.double() / longest
+        rows = rows / rows.norm(dim=1, keepdim=True).clamp(min=1)
+        return F.pad(rows, (0, 1), value=1.0) / math.sqrt(2)
+
+    return scaled(own), scaled(public)
+
+
+def separator(rows: Tensor, sides: Tensor, regularisation: float) -> Tensor:
+    """The w that minimises mean log(1 + exp(-side w x)) + regularisation/2 |w|^2, for sides 1 and -1."""
+
+    def objective(values: npt.NDArray[Any]) -> tuple[float, npt.NDArray[Any]]:
+        w = torch.tensor(values)
+        margins = sides * (rows @ w)
+        value = F.softplus(-margins).mean() + regularisation / 2 * (w @ w)
+        gradient = regularisation * w - rows.T @ (sides * torch.sigmoid(-margins)) / len(rows)
+        return float(value), gradient.numpy()
+
+    start = np.zeros(rows.shape[1])
+    found = minimize(objective, start, jac=True, method="L-BFGS-B", options={"ftol": 0.0, "gtol": 1e-10})
+    if not np.linalg.norm(objective(found.x)[1]) < 1e-6:
+        raise FedstillError(f"the regression own-vs-auxiliary did not converge ({found.message}).")
+    return torch.tensor(found.x)

@@ -1,0 +1,48 @@
+"""Features: what a model's last linear layer sees of a row."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from fedstill.data.examples import Examples
+from fedstill.errors import FedstillError
+from fedstill.learning.precision import Precision
+from fedstill.learning.predict import forward, predict
+
+
+def last_linear(module: nn.Module) -> nn.Linear:
+    """The linear layer that was defined last, which in classifiers is the head's."""
+    found = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    if not found:
+        raise FedstillError(
+            f"{type(module).__name__} has no linear layer whose input could be features: choose textcnn, bigru or a "
+            "transformer."
+        )
+    return found[-1]
+
+
+def features(module: nn.Module, data: Examples, precision: Precision = "fp32") -> Tensor:
+    """What enters the last linear layer, [N, D], in eval mode, in float32, on the CPU."""
+    return predict(_Features(module), data, precision)
+
+
+class _Features(nn.Module):
+    """A model that answers with its features, so that batches, modes and devices are prediction's."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.training = module.training
+
+    def forward(self, **batch: Tensor) -> Tensor:
+        entered: list[Tensor] = []
+        hook = last_linear(self.module).register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))
+        try:
+            forward(self.module, batch)
+        finally:
+            hook.remove()
+        if len(entered) != 1 or entered[0].ndim != 2:
+            raise FedstillError(
+                f"{type(self.module).__name__} has no features: its last linear layer does not see one vector a row."
+            )
+        return entered[0]
