@@ -3,17 +3,21 @@
 import pytest
 
 import fedstill
+from tests.algorithms.test_fedaux import SOME as FEDAUX
 from tests.algorithms.test_fedmd import SOME as FEDMD
 from tests.engines.conftest import content
 from tests.engines.test_resume import stop_after, stop_in
 
 LABELLED = {"partition": {"kind": "domain", "public": 0.3, "labelled_public": 0.2}}
 # Two of three clients a round: somebody digests an answer that it had no part in.
-CRONUS = {"algorithm": "Cronus", "rounds": 3, "participation": 0.67}
+ABSENT = {"rounds": 3, "participation": 0.67}
+CRONUS = {"algorithm": "Cronus", **ABSENT}
 
 METHODS = {"Cronus": CRONUS, "FedMD": FEDMD} | {
     name: {"algorithm": name, **LABELLED} for name in ("FedAvg", "FedDF", "FedED", "FedID")
 }
+METHODS |= {name: {"algorithm": name, **ABSENT} for name in ("FedGKD", "FedHe", "FD", "FedOpt", "CFD")}
+METHODS |= {"FedAUX": FEDAUX, "CFD with everybody": {"algorithm": "CFD", "rounds": 3}}
 
 
 @pytest.fixture
@@ -37,7 +41,7 @@ def test_two_workers_give_the_same_bytes(experiment, whole, tmp_path, method):
 
 
 @pytest.mark.parametrize("stop", [stop_in(1), stop_after(1), stop_in(2), stop_after(2), stop_after(3)])
-@pytest.mark.parametrize("method", ["Cronus", "FedMD"])
+@pytest.mark.parametrize("method", ["Cronus", "FedMD", "FedHe", "FedOpt", "CFD", "CFD with everybody"])
 def test_an_interrupted_run_ends_as_it_would_have(experiment, whole, tmp_path, method, stop):
     with pytest.raises(KeyboardInterrupt):
         fedstill.run(experiment(**METHODS[method]), tmp_path / "run", tell=stop)
