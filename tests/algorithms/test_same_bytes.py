@@ -16,7 +16,7 @@ CRONUS = {"algorithm": "Cronus", **ABSENT}
 METHODS = {"Cronus": CRONUS, "FedMD": FEDMD} | {
     name: {"algorithm": name, **LABELLED} for name in ("FedAvg", "FedDF", "FedED", "FedID")
 }
-METHODS |= {name: {"algorithm": name, **ABSENT} for name in ("FedGKD", "FedHe", "FD", "FedOpt", "CFD")}
+METHODS |= {name: {"algorithm": name, **ABSENT} for name in ("FedGKD", "FedHe", "FD", "FedOpt", "CFD", "MutualKD")}
 METHODS |= {"FedAUX": FEDAUX, "CFD with everybody": {"algorithm": "CFD", "rounds": 3}}
 
 
@@ -41,7 +41,7 @@ def test_two_workers_give_the_same_bytes(experiment, whole, tmp_path, method):
 
 
 @pytest.mark.parametrize("stop", [stop_in(1), stop_after(1), stop_in(2), stop_after(2), stop_after(3)])
-@pytest.mark.parametrize("method", ["Cronus", "FedMD", "FedHe", "FedOpt", "CFD", "CFD with everybody"])
+@pytest.mark.parametrize("method", ["Cronus", "FedMD", "FedHe", "FedOpt", "CFD", "CFD with everybody", "MutualKD"])
 def test_an_interrupted_run_ends_as_it_would_have(experiment, whole, tmp_path, method, stop):
     with pytest.raises(KeyboardInterrupt):
         fedstill.run(experiment(**METHODS[method]), tmp_path / "run", tell=stop)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from fedstill.data.partition import Partition
 from fedstill.data.tokens import TokenStore
 from fedstill.errors import FedstillError
 from fedstill.learning.precision import choose_device, choose_precision
-from fedstill.models import Model, build
+from fedstill.models import Model, ModelSpec, build
 from fedstill.models.build import Shape
 from fedstill.parties.client import Client
 from fedstill.parties.party import Evaluation, Party, PartyData, PartySpec, Surroundings
@@ -97,6 +97,7 @@ class Plan:
             data,
             self._around(tell),
             lambda: model,
+            partial(self._second_model, name, model),
             public_fingerprint=self.public_fingerprint,
         )
 
@@ -153,6 +154,17 @@ class Plan:
     def _around(self, tell: Callable[[dict[str, Any]], None]) -> Surroundings:
         device = choose_device(self.device)
         return Surroundings(self.seed, device, choose_precision(self.precision, device), tell)
+
+    def _second_model(self, client: str, first: Model, spec: ModelSpec, name: str) -> Model:
+        """A further model for a client, which must read the tokens that the client has."""
+        model = self._model(name, replace(self.clients[client], model=spec))
+        read = [own.tokenizer.fingerprint if own.tokenizer is not None else None for own in (first, model)]
+        if read[0] != read[1]:
+            raise FedstillError(
+                f"{name} ({spec}) reads with another tokenizer than {client}'s own model ({first.spec}): choose a "
+                "model with the same one."
+            )
+        return model
 
     def _model(self, name: str, spec: PartySpec) -> Model:
         seed = key(self.seed, 0, name, "model")

@@ -239,6 +239,10 @@ class Party:
         self._scored = None
         return self._phases[name]
 
+    def new_phase(self, name: str, data: Examples, settings: PhaseSettings) -> Phase:
+        """A phase over all epochs of those rows, which the caller runs at once and the party does not keep."""
+        return self._open(name, data, settings)
+
     def extra(self, name: str, spec: ModelSpec | None = None) -> Party:
         """A second model of the party's own over the same rows, kept from round to round and never sent."""
         if name not in self._extras:
@@ -248,6 +252,7 @@ class Party:
             extra = Party(f"{self.name}'s {name}", own, self.data, self.around, lambda: model, round=self.round)
             if name in self._sleeping:
                 extra.set_state(self._sleeping.pop(name))
+                extra.enter(self.round)  # its state is of the round in which it fell asleep
             self._extras[name] = extra
         return self._extras[name]
 
