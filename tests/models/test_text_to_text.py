@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, BartConfig, BartForConditionalGeneration
 
 import fedstill
 from fedstill import Experiment
@@ -47,7 +47,24 @@ def model(tiny_t5):
     return made
 
 
-def test_logits_are_minus_the_inner_models_own_loss_times_the_tokens(model):
+@pytest.fixture
+def tiny_bart(tiny_t5, tmp_path):
+    """A model that knows positions, not distances."""
+    config = BartConfig(
+        vocab_size=300, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=64,
+        pad_token_id=0, eos_token_id=1, bos_token_id=2, decoder_start_token_id=1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    BartForConditionalGeneration(config).save_pretrained(tmp_path / "bart")
+    make(tiny_t5).tokenizer.save(tmp_path / "bart")
+    return tmp_path / "bart"
+
+
+@pytest.mark.parametrize("name", ["tiny_t5", "tiny_bart"])
+def test_logits_are_minus_the_inner_models_own_loss_times_the_tokens(name, request):
+    model = make(request.getfixturevalue(name))
+    model.module.double().eval()
     logits = model.module(**batch(model)).detach()
     inner, tokenizer = model.module.inner, model.tokenizer.inner
     words = ("Entailment", "Contradiction", "Neutral", "Entailment", "Not_entailment")

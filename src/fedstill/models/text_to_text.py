@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedstill.errors import FedstillError
+
+T5 = ("t5", "mt5", "umt5")
 
 
 class TextToText(nn.Module):
@@ -27,6 +30,8 @@ class TextToText(nn.Module):
     def __init__(self, inner: nn.Module, words: Tensor, lengths: Tensor, start_id: int) -> None:
         super().__init__()
         self.inner, self.start_id = inner, start_id
+        config: Any = inner.config
+        self.is_relative: bool = config.model_type in T5
         inside = torch.arange(words.shape[1]) < lengths[:, None]
         words = words.masked_fill(~inside, start_id)  # any id will do: nobody looks at it
         _, word_of = torch.unique(torch.cat([words, lengths[:, None]], 1), dim=0, return_inverse=True)
@@ -46,14 +51,12 @@ class TextToText(nn.Module):
     ) -> Tensor:
         """The log-likelihood of every label's words, end included [B, C]."""
         states, mask = self._encode(input_ids, attention_mask, inputs_embeds)
-        rows, words = len(states), len(self.distinct)
-        # Tasks may share words: each is read once, for every text.
-        target = self.words[self.distinct].repeat(rows, 1)
-        logits = self._decode(states.repeat_interleave(words, 0), mask.repeat_interleave(words, 0), target)
+        target = self.words[self.distinct]  # tasks may share words: each is read once
+        logits = (self._decode_side_by_side if self.is_relative else self._decode_each)(states, mask, target)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        each = logits.gather(-1, target[..., None])[..., 0] - logits.logsumexp(-1)
-        total = (each * self._mask(self.distinct).repeat(rows, 1)).sum(-1)
-        return total.reshape(rows, words)[:, self.word_of]
+        chosen = logits.gather(-1, target.expand(len(states), -1, -1)[..., None])[..., 0]
+        total = ((chosen - logits.logsumexp(-1)) * self._mask(self.distinct)).sum(-1)
+        return total[:, self.word_of]
 
     def target_logits(
         self,
@@ -65,7 +68,7 @@ class TextToText(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The next token's logits wherever the label of each row has one [B, L, V], and where that is [B, L]."""
         states, mask = self._encode(input_ids, attention_mask, inputs_embeds)
-        return self._decode(states, mask, self.words[labels]), self._mask(labels)
+        return self._decode(states, mask, self._shifted(self.words[labels])), self._mask(labels)
 
     @torch.no_grad()
     def generate_labels(
@@ -82,7 +85,7 @@ class TextToText(nn.Module):
         states, mask = self._encode(input_ids, attention_mask, inputs_embeds)
         written = self.words.new_zeros(len(states), 0)
         for _ in range(self.words.shape[1]):
-            logits = self._decode(states, mask, torch.nn.functional.pad(written, (0, 1)))
+            logits = self._decode(states, mask, self._shifted(F.pad(written, (0, 1))))
             written = torch.cat([written, logits[:, -1].argmax(-1, keepdim=True)], 1)
         inside = torch.arange(self.words.shape[1], device=written.device) < self.lengths[:, None]
         is_label = ((written[:, None] == self.words) | ~inside).all(-1)
@@ -110,19 +113,43 @@ class TextToText(nn.Module):
         encoder = self.inner.get_encoder()  # type: ignore[operator]
         return encoder(input_ids=ids, attention_mask=mask, inputs_embeds=embedded).last_hidden_state, mask
 
-    def _decode(self, states: Tensor, mask: Tensor, target: Tensor) -> Tensor:
-        """Logits at every position of the target, each seeing the target before it only."""
-        shifted = torch.nn.functional.pad(target[:, :-1], (1, 0), value=self.start_id)
+    def _decode_each(self, states: Tensor, mask: Tensor, words: Tensor) -> Tensor:
+        """Logits of all words for all texts [B, W, L, V], every pair of them a row."""
+        many = len(words)
+        shifted = self._shifted(words).repeat(len(states), 1)
+        logits = self._decode(states.repeat_interleave(many, 0), mask.repeat_interleave(many, 0), shifted)
+        return logits.reshape(len(states), *words.shape, -1)
+
+    def _decode_side_by_side(self, states: Tensor, mask: Tensor, words: Tensor) -> Tensor:
+        """The same with the words of a text one after the other in one row, blind to each other.
+
+        So the decoder looks a text up once instead of once a word. It takes a model that knows distances only.
+        """
+        shifted = self._shifted(words).flatten()
+        number = torch.arange(len(shifted), device=words.device)
+        word = number // words.shape[1]
+        sees = (word[:, None] == word) & (number[:, None] >= number)
+        hidden = torch.zeros_like(sees, dtype=states.dtype).masked_fill(~sees, torch.finfo(states.dtype).min)
+        rows = len(states)
+        logits = self._decode(states, mask, shifted.expand(rows, -1), hidden.expand(rows, 1, -1, -1))
+        return logits.reshape(rows, *words.shape, -1)
+
+    def _decode(self, states: Tensor, mask: Tensor, shifted: Tensor, seen: Tensor | None = None) -> Tensor:
+        """Logits of what follows every position, each seeing those before it only (or as `seen` says)."""
         output: Any = self.inner(
             encoder_outputs=(states,),
             attention_mask=mask,
             decoder_input_ids=shifted,
             # All ones: a start token that is also the padding must not be hidden, and what comes last hides nothing.
-            decoder_attention_mask=torch.ones_like(shifted),
+            decoder_attention_mask=torch.ones_like(shifted) if seen is None else seen,
             use_cache=False,
         )
         logits: Tensor = output.logits
         return logits
+
+    def _shifted(self, target: Tensor) -> Tensor:
+        """What the decoder reads to write the target."""
+        return F.pad(target[:, :-1], (1, 0), value=self.start_id)
 
     def _mask(self, labels: Tensor) -> Tensor:
         positions = torch.arange(self.words.shape[1], device=self.words.device)
@@ -131,7 +158,7 @@ class TextToText(nn.Module):
 
 def is_text_to_text(config: Any) -> bool:
     """Whether a model's configuration is that of an encoder-decoder which writes text."""
-    if config.model_type in ("t5", "mt5", "umt5"):
+    if config.model_type in T5:
         return True
     names = config.architectures or ()
     return bool(config.is_encoder_decoder) and any(name.endswith("ForConditionalGeneration") for name in names)
@@ -158,7 +185,7 @@ def label_words(tokenizer: Any, labels: Sequence[str]) -> tuple[Tensor, Tensor]:
 
 def keep_layers(config: Any, layers: int, name: str) -> None:
     """Cut the configuration down to the first layers of encoder and decoder."""
-    if config.model_type not in ("t5", "mt5", "umt5"):
+    if config.model_type not in T5:
         raise FedstillError(f"{name}: of text-to-text models, only T5's layers can be chosen.")
     fewer = min(config.num_layers, config.num_decoder_layers)
     if not 0 < layers <= fewer:
