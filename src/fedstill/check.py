@@ -15,6 +15,7 @@ from fedstill.data.corpus import Corpus
 from fedstill.data.partition import label_counts
 from fedstill.engines.engine import same_architecture
 from fedstill.engines.plan import Plan
+from fedstill.errors import FedstillError
 from fedstill.parties.party import Party
 from fedstill.prepare import prepare
 from fedstill.results import picture as drawing
@@ -50,9 +51,10 @@ def report(experiment: Experiment, console: Console, picture: Path | None = None
     console.print(table)
     _picture(plan, corpus, console, picture)
     for name, rows in plan.partition.train.items():
-        if len(classes := set(corpus.labels[rows].tolist())) < len(plan.labels):
-            seen = ", ".join(plan.labels[number] for number in sorted(classes))
-            console.print(f"{name} has only {seen} among its {len(rows)} training rows.", style="yellow", markup=False)
+        missing = [plan.labels[label] for label in np.flatnonzero(label_counts(corpus, rows) == 0)]
+        if missing and corpus.label_tasks is None:  # a client of one task is meant to miss the others' labels
+            said = f"{name} has no {' and no '.join(missing)} among its {len(rows)} training rows."
+            console.print(said, style="yellow", markup=False, soft_wrap=True)
     for sentence in _sentences(plan, algorithm.cost):
         console.print(sentence, highlight=False, soft_wrap=True, markup=False)
 
@@ -66,8 +68,11 @@ def _picture(plan: Plan, corpus: Corpus, console: Console, path: Path | None) ->
         counts = np.stack([counts[corpus.label_tasks == task].sum(0) for task in range(len(names))])
     console.print(drawing.lines(counts, names, list(train), console.width))
     if path is not None:
-        drawing.save(counts, names, list(train), f"{plan.experiment['name']}: {corpus.name}", path)
-        console.print(f"Picture: {path}", highlight=False, soft_wrap=True, markup=False)
+        try:
+            drawing.save(counts, names, list(train), f"{plan.experiment['name']}: {corpus.name}", path)
+            console.print(f"Picture: {path}", highlight=False, soft_wrap=True, markup=False)
+        except FedstillError as error:  # what is printed says the same without it
+            console.print(str(error), style="yellow", markup=False)
 
 
 def _model(party: Party) -> tuple[str, ...]:
@@ -78,14 +83,15 @@ def _model(party: Party) -> tuple[str, ...]:
 def _sentences(plan: Plan, cost: str) -> list[str]:
     parts, classes = plan.partition, len(plan.labels)
     active = max(1, round(plan.participation * len(plan.clients)))
-    opinion = 4 * len(parts.public) * classes
+    many = len(parts.public)
+    size = f"{many:,} x {classes} x 4 = {4 * many * classes:,} bytes"
+    opinion = f"; an opinion on all public samples is {size}" if many else ""
     others = {"labelled at the server": parts.labelled, "unused": parts.unused}
     extra = "".join(f", {len(rows):,} {name}" for name, rows in others.items() if len(rows))
     return [
         f"{len(parts.public):,} public rows{extra}; labels: {', '.join(plan.labels)}.",
         f"{plan.rounds} rounds, {active} of {len(plan.clients)} clients active in each, {plan.workers} workers, "
         f"seed {plan.seed}.",
-        f"Numbers a round: {cost} (N public samples, C classes, K clients); an opinion on all public samples is "
-        f"{len(parts.public):,} x {classes} x 4 = {opinion:,} bytes.",
+        f"Numbers a round: {cost} (N public samples, C classes, K clients, P parameters){opinion}.",
         "Nothing was trained.",
     ]

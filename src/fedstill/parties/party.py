@@ -258,7 +258,7 @@ class Party:
 
     def parameters(self) -> dict[str, Tensor]:
         """A copy of the model's parameters and buffers, on the CPU."""
-        return {name: value.detach().cpu().clone() for name, value in self.model.module.state_dict().items()}
+        return {name: _copy(value) for name, value in self.model.module.state_dict().items()}
 
     def set_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         """Take these parameters; refuse another architecture's."""

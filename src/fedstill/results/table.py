@@ -13,6 +13,9 @@ from fedstill.units import size_text
 
 MISSING = "–"
 
+MANY = 8
+"""Clients or domains beyond which they have no columns of their own."""
+
 Column = tuple[str, Callable[[Row], str]]
 
 
@@ -27,7 +30,9 @@ def render(comparison: Comparison, width: int | None = None) -> Table:
         table.add_row(_table(comparison, _score_columns(comparison, between)))
         table.add_row("")
         table.add_row(_table(comparison, _worth_columns(comparison)))
-    table.caption = Text("\n".join(("", *comparison.notes)), style="dim")
+    hidden = len(comparison.domains) > MANY
+    left_out = [f"Each of the {len(comparison.domains)} clients or domains is in --json."] if hidden else []
+    table.caption = Text("\n".join(("", *comparison.notes, *left_out)), style="dim")
     table.caption_justify = "left"
     return table
 
@@ -49,7 +54,7 @@ def _score_columns(comparison: Comparison, between: str) -> list[Column]:
 
     return [
         ("global", lambda row: _points(row.overall, between)),
-        *(domain(name) for name in comparison.domains),
+        *(domain(name) for name in comparison.domains if len(comparison.domains) <= MANY),
         ("clients'\nmean", lambda row: _points(row.clients_mean, between)),
     ]
 
