@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedstill.errors import FedstillError
 from fedstill.learning.losses import Loss, kl
 from fedstill.learning.phases import WATCH_EVERY, Phase, Watch
-from fedstill.learning.precision import autocast
+from fedstill.learning.precision import autocast, full
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _step(
         None if weights is None else weights[wanted],
     )  # fmt: skip
     for each, value in zip((teacher, student), values, strict=True):
-        _descend(each.phase, value)
+        each.phase.descend(value)
     return torch.stack([value.detach() for value in values]).double()
 
 
@@ -144,31 +144,15 @@ def _outputs(phase: Phase, batch: dict[str, Tensor], with_layers: bool) -> Outpu
     with phase.stream(), autocast(phase.device, phase.precision):
         output: Any = phase.model(**batch, **more)
     if isinstance(output, Tensor):
-        return Outputs(_full(output))
+        return Outputs(full(output))
     if not with_layers:
-        return Outputs(_full(output.logits))
+        return Outputs(full(output.logits))
     # The first hidden state is the embeddings': it is no layer's.
-    return Outputs(_full(output.logits), tuple(output.hidden_states[1:]), tuple(output.attentions or ()))
-
-
-def _full(logits: Tensor) -> Tensor:
-    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    return Outputs(full(output.logits), tuple(output.hidden_states[1:]), tuple(output.attentions or ()))
 
 
 def _mean(each: Tensor, weights: Tensor | None) -> Tensor:
     return each.mean() if weights is None else (each * weights).sum() / weights.sum()
-
-
-def _descend(phase: Phase, value: Tensor) -> None:
-    """One optimiser step of the phase on a loss of the model's outputs."""
-    for group in phase.optimiser.param_groups:
-        group["lr"] = phase.current_rate
-    value.backward()  # type: ignore[no-untyped-call]
-    if phase.settings.clip is not None:
-        nn.utils.clip_grad_norm_(phase.parameters, phase.settings.clip)
-    phase.optimiser.step()
-    phase.optimiser.zero_grad(set_to_none=True)
-    phase.taken += 1
 
 
 @contextmanager

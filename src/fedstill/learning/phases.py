@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedstill.data.examples import Examples
 from fedstill.errors import FedstillError
 from fedstill.learning.losses import Loss, ce
-from fedstill.learning.precision import Precision, autocast
+from fedstill.learning.precision import Precision, autocast, full
 from fedstill.learning.predict import forward, predict
 from fedstill.randomness import Stream
 from fedstill.settings import Settings
@@ -142,19 +142,23 @@ class Phase:
 
     def _step(self, rows: Tensor, loss: Callable[[Tensor], Tensor], passes: Passes | None = None) -> Tensor:
         self.model.train()
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.current_rate
         with autocast(self.device, self.precision):
             batch = self.data.batch(rows, self.device, training=True)
             logits = forward(self.model, batch) if passes is None else passes.logits(self.model, batch)
-        value = loss(logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits)
+        value = loss(full(logits))
+        self.descend(value)
+        return value.detach()
+
+    def descend(self, value: Tensor) -> None:
+        """One optimiser step on a loss of the model's outputs, at the schedule's rate."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.current_rate
         value.backward()  # type: ignore[no-untyped-call]
         if self.settings.clip is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         self.taken += 1
-        return value.detach()
 
     def loss(self, data: Examples) -> Tensor:
         """The mean cross-entropy on labelled rows, in eval mode."""

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from fedstill.errors import FedstillError
 
@@ -37,3 +38,8 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
     if precision == "bf16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return nullcontext()
+
+
+def full(logits: Tensor) -> Tensor:
+    """Logits that autocast made narrow, wide enough for a loss."""
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
