@@ -88,6 +88,14 @@ def test_a_mistake_is_a_sentence_that_says_where(
     assert says in str(error.value)
 
 
+def test_a_scale_asks_for_what_the_others_do_not_need(reviews: Path, out: Path) -> None:
+    source = tiny_source(reviews, TINY.replace("small: {seeds: 2,", "small: {seeds: 2, asks: {labels: a list},"))
+    with pytest.raises(FedstillError, match=r"Nobody, Table 0 needs a list: give it as labels=\.\.\."):
+        plan_grid(source, "small", out)
+    assert plan_grid(source, "small", out, ["labels=[bad, good, so-so]"])
+    assert plan_grid(source, "paper", out)
+
+
 def test_an_unknown_scale_names_the_nearest(reviews: Path, out: Path) -> None:
     with pytest.raises(FedstillError, match="has no such scale; did you mean 'small'"):
         plan_grid(tiny_source(reviews), "smal", out)

@@ -23,12 +23,16 @@ def recipe(name: str) -> Recipe:
 
 def grid(name: str, scale: str, monkeypatch: pytest.MonkeyPatch) -> Grid:
     monkeypatch.setenv("OPENAI_API_KEY", "a key, so that every row is planned")
-    return plan_grid(Source.read(TABLES[name]), scale, Path("out"), ["corpus.path=somewhere"])
+    asked = recipe(name).asks | recipe(name).scales[scale].asks
+    return plan_grid(Source.read(TABLES[name]), scale, Path("out"), [f"{key}=somewhere" for key in asked])
 
 
-def test_every_table_of_the_two_papers_ships_and_one_of_our_own() -> None:
+def test_every_table_of_the_four_papers_ships_and_some_of_our_own() -> None:
     fedid = [f"fedid/table{number}" for number in range(1, 6)] + [f"fedid/figure{number}" for number in (2, 3, 4)]
-    assert sorted(TABLES) == sorted(["adafd/table1", "adafd/table2", *fedid, "fedid/chunk"])
+    fedsnd = ["fedsnd/table1", *(f"fedsnd/figure{number}" for number in range(6, 11))]
+    feddrs = [*(f"feddrs/table{number}" for number in (1, 2, 3)), "feddrs/figure3", "feddrs/figure4"]
+    ours = ["fedid/chunk", "fedsnd/digits", "feddrs/smoke"]
+    assert sorted(TABLES) == sorted(["adafd/table1", "adafd/table2", *fedid, *fedsnd, *feddrs, *ours])
     assert {"amazon", "tweets"} == set(recipe_files()) - set(TABLES)
 
 
@@ -40,7 +44,9 @@ def test_every_cell_is_a_valid_experiment_in_a_folder_of_its_own(
     planned = grid(name, scale, monkeypatch)
     folders = [run.folder for run in planned.runs]
     assert len(set(folders)) == len(folders)
-    assert {run.row for run in planned.runs} == set(planned.recipe.rows)
+    wanted = planned.recipe.scales[scale].rows or planned.recipe.rows
+    there = {row for group in planned.selection.groups for row in planned.recipe.rows_of(group)}
+    assert {run.row for run in planned.runs} == there & set(wanted)
     for run in planned.runs:
         assert Experiment.model_validate(run.experiment.model_dump()) == run.experiment
         assert run.experiment.make_algorithm()
@@ -62,7 +68,9 @@ def test_paper_scale_fills_the_whole_table_and_small_uses_models_without_a_hub(
 ) -> None:
     paper, small = (grid(name, scale, monkeypatch) for scale in ("paper", "small"))
     assert paper.selection.columns == tuple(paper.recipe.columns)
-    assert paper.selection.groups == tuple(paper.recipe.groups)
+    ours = set(paper.recipe.groups) - set(paper.selection.groups)  # what the paper does not have
+    assert not ours & set(paper.recipe.values)
+    assert ours <= set(small.selection.groups)
     assert all(run.experiment.workers == 1 for run in small.runs)
     for run in small.runs:
         specs = run.experiment.client_specs(clients(run.experiment, "small")).values()
@@ -71,6 +79,8 @@ def test_paper_scale_fills_the_whole_table_and_small_uses_models_without_a_hub(
             "textcnn",
             "bigru",
             "bow",
+            "lenet",
+            "cnn",
         }
 
 
@@ -91,6 +101,14 @@ def test_numbers_are_those_that_the_papers_print() -> None:
     assert recipe("fedid/table4").printed("", "w/o g_distill", "SST-2") == "91.1"
     assert recipe("fedid/table5").printed("", "FedKD", "Formulation") == "(|D⁰| × K) × 1"
     assert not recipe("fedid/figure2").values
+    noise, samples = recipe("fedsnd/table1"), recipe("feddrs/table1")
+    assert noise.printed("CIFAR10", "FedKD", "alpha=5") == "78.69"
+    assert noise.printed("Dbpedia", "FedSND", "alpha=0.5") == "97.83"
+    assert samples.printed("RoBERTa-Base", "FedDF", "alpha=0.05") == "67.11"
+    assert samples.printed("T5-Base", "FedDRS(PostOnly)", "alpha=0") == "71.36"
+    assert samples.printed("four tasks", "FedAvg", "alpha=0") is None
+    assert recipe("feddrs/table2").printed("RoBERTa-Base", "+adversary sample", "Accuracy") == "36.41"
+    assert recipe("feddrs/table3").printed("CIFAR 100 (ResNet18)", "FedOpt", "RS") == "-0.05"
 
 
 def test_paper_scale_is_the_papers_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +134,19 @@ def test_paper_scale_is_the_papers_protocol(monkeypatch: pytest.MonkeyPatch) -> 
     figure = grid("fedid/figure3", "paper", monkeypatch).runs
     assert [run.experiment.algorithm.get("labelled") for run in figure[:4]] == [True, True, True, None]
     assert {run.experiment.partition.clients for run in grid("fedid/figure4", "paper", monkeypatch).runs} == {5, 10, 20}
+    noise = {run.experiment.name: run.experiment for run in grid("fedsnd/table1", "paper", monkeypatch).runs}
+    snd = noise["cifar10-alpha-0.5-fedsnd"]
+    assert (snd.partition.clients, snd.participation, snd.train.epochs, snd.rounds) == (100, 0.2, 10, 100)
+    assert (snd.algorithm["target"], snd.partition.alpha, snd.server.name, snd.corpus.size) == (0.001, 0.5, "lenet", 28)
+    figure = {run.experiment.name: run.experiment for run in grid("fedsnd/figure10", "paper", monkeypatch).runs}
+    epochs = [figure[f"cifar10-alpha-200-{row}"].train.epochs for row in ("epochs-5", "xi-0.001", "epochs-20")]
+    assert epochs == [5, 10, 20]
+    samples = {run.experiment.name: run.experiment for run in grid("feddrs/table1", "paper", monkeypatch).runs}
+    drs = samples["roberta-base-alpha-0.05-feddrs-mixed"]
+    assert (drs.partition.alpha, drs.partition.clients, drs.participation, drs.train.epochs) == (0.05, 20, 0.8, 5)
+    assert (drs.train.optimiser, drs.train.rate, drs.server.name) == ("adafactor", 1e-3, "FacebookAI/roberta-base")
+    assert (drs.corpus.cut, samples["t5-base-alpha-0-fedavg"].partition.clients) == (True, None)
+    assert samples["roberta-base-alpha-0-fedkd-2xroberta"].algorithm == {"name": "MutualKD", "svd": False}
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,37 @@ def test_a_table_runs_two_at_a_time_prints_both_numbers_and_is_not_run_again(rev
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("summary.json")}
 
 
+def test_curves_show_every_round_beside_the_last_scores(
+    reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, text = tmp_path / "out", TINY.replace("method: AdaFD", "table: curves").replace("Everything: C", "Local: C")
+    text = text.replace("Local: Centralized", "Local: Local").replace("    Everything:", "    Local:")
+    grid = tiny_grid(reviews, out, text=text, only=["global", "FedAvg", "Local"])
+    is_whole, shown = printed(grid, out)
+    assert is_whole
+    f1 = [
+        {
+            line["round"]: line["f1"]
+            for line in Record(out / "few-fedavg" / f"seed-{seed}").metrics
+            if (line["party"], line.get("split")) == ("server", "test")
+        }
+        for seed in (0, 1)
+    ]
+    table = shown[shown.index("few, all (240): f1 after round") :]
+    words = next(line for line in table.splitlines() if line.startswith("FedAvg")).split()
+    assert words[-2:] == [f"{50 * (f1[0][number] + f1[1][number]):.1f}" for number in (1, 2)]
+    assert "70.0 | " in shown  # the usual table comes first
+    assert "Local in the curves: no server model, so the mean over the clients measured in a round" in shown
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    page = (out / "table.md").read_text()
+    assert "**few, all (240): f1 after round**" in page
+    assert "Drawn in curves.png" in page
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    is_whole, without = printed(grid, out)
+    assert is_whole
+    assert 'pip install "fedstill[figures]"' in without
+
+
 def test_an_interrupted_run_goes_on_and_ends_as_it_would_have(reviews: Path, tmp_path: Path) -> None:
     out, grid = tmp_path / "out", tiny_grid(reviews, tmp_path / "out", only=["AdaFD"], seeds=1)
     whole = run(grid.runs[0].experiment, tmp_path / "whole").folder
@@ -125,6 +156,7 @@ def test_a_signal_stops_everything_and_the_same_command_goes_on(reviews: Path, t
         (["reproduce", "fedid/table2", "--scale", "papper"], "has no such scale; did you mean 'paper'?"),
         (["reproduce", "fedid/table2", "--only", "SST2"], "did you mean 'SST-2'?"),
         (["reproduce", "adafd/table1"], "AdaFD, Table I needs the folder with the authors' automotive"),
+        (["reproduce", "feddrs/table1"], "FedDRS, Table 1 needs the folder with agnews, dbpedia and glue"),
         (["reproduce", "nowhere.yaml"], "there is no experiment file nowhere.yaml"),
     ],
 )

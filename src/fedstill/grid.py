@@ -69,7 +69,7 @@ def plan_grid(
     if scale not in recipe.scales:
         raise FedstillError(f"--scale {scale}: {source.name} has no such scale; {nearest(scale, recipe.scales)}")
     given = [word.partition("=")[0] for word in overrides]
-    for key, what in recipe.asks.items():
+    for key, what in (recipe.asks | recipe.scales[scale].asks).items():
         if not any(key == word or key.startswith(f"{word}.") for word in given):
             raise FedstillError(f"{recipe.paper} needs {what}: give it as {key}=...")
     selection = _select(recipe, scale, only)

@@ -53,6 +53,8 @@ class Scale(Settings):
     groups: list[str] | None = None
     rows: list[str] | None = None
     columns: list[str] | None = None
+    asks: dict[str, str] = Field(default_factory=dict)
+    """Keys that the command must give at this scale, and what they are."""
     notes: list[str] = Field(default_factory=list)
     """What a reader must know of this scale."""
 
@@ -64,7 +66,8 @@ class Recipe(Settings):
     paper: str
     method: str | None = None
     """The row that is the paper's own method."""
-    table: Literal["scores", "communication"] = "scores"
+    table: Literal["scores", "curves", "communication", "partitions"] = "scores"
+    """Last scores; those and the scores of every round; bytes; or who holds what, for which nothing is trained."""
     asks: dict[str, str] = Field(default_factory=dict)
     """Keys that the command must give, and what they are."""
     notes: list[str] = Field(default_factory=list)

@@ -15,8 +15,10 @@ from fedstill.files import write_whole
 from fedstill.grid import Grid, GridRun
 from fedstill.jobs import Ended, Job, attempt, run_all
 from fedstill.progress import Progress
+from fedstill.results import curves as drawing
 from fedstill.results.communication import communication
 from fedstill.results.ordering import orderings
+from fedstill.results.partitions import partitions
 from fedstill.results.record import Record
 from fedstill.results.runs import Run, load_runs
 from fedstill.results.side_by_side import (
@@ -40,6 +42,9 @@ def reproduce(grid: Grid, out: Path, console: Console, jobs: int | None = None, 
     def say(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
+    if grid.recipe.table == "partitions":
+        partitions(grid, out, console)
+        return True
     if not force:
         _refuse_other_experiments(grid.runs)
     at_once = jobs or default_jobs(grid)
@@ -119,9 +124,13 @@ def _present(grid: Grid, outcomes: Outcomes, out: Path, console: Console, say: S
             "": [*how_to_read(grid), *settings(grid, outcomes)],
             "Who is first, and what the difference is worth": orderings(grid, outcomes),
         }
+    tables = [table]
+    if grid.recipe.table == "curves":
+        shown, parts["Curves"] = _curves(grid, outcomes, out)
+        tables.append(shown)
     failures = {folder: outcome for folder, outcome in outcomes.items() if isinstance(outcome, str)}
     parts |= {"Notes of the runs": _notes(grid, outcomes), "Failed": _reasons(grid.runs, failures)}
-    for block in render(table, console.width):
+    for block in (block for each in tables for block in render(each, console.width)):
         console.print()
         console.print(block)
     for heading, lines in parts.items():
@@ -129,9 +138,21 @@ def _present(grid: Grid, outcomes: Outcomes, out: Path, console: Console, say: S
             say(f"\n{heading}:" if heading else "")
             for line in lines:
                 say(f"- {line}")
-    _write(grid, table, parts, out / "table.md")
+    _write(grid, tables, parts, out / "table.md")
     say(f"\nWritten to {out / 'table.md'}")
     return holds
+
+
+def _curves(grid: Grid, outcomes: Outcomes, out: Path) -> tuple[SideBySide, list[str]]:
+    """The scores by round as a table and, where it can be drawn, as a picture."""
+    panels, notes = drawing.curves(grid, outcomes)
+    path = out / "curves.png"
+    try:
+        drawing.save(panels, f"{grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}", path)
+        notes = [f"Drawn in {path.name}: mean over seeds, the band is their standard deviation.", *notes]
+    except FedstillError as error:  # the table says the same without it
+        notes = [str(error), *notes]
+    return drawing.by_round(grid, panels), notes
 
 
 def _notes(grid: Grid, outcomes: Outcomes) -> list[str]:
@@ -154,8 +175,10 @@ def _reasons(runs: Sequence[GridRun], failures: Outcomes) -> list[str]:
     ]
 
 
-def _write(grid: Grid, table: SideBySide, parts: dict[str, list[str]], path: Path) -> None:
-    lines = [f"# {grid.recipe.paper}: {grid.recipe.title}", "", markdown(table)]
+def _write(grid: Grid, tables: Sequence[SideBySide], parts: dict[str, list[str]], path: Path) -> None:
+    lines = [f"# {grid.recipe.paper}: {grid.recipe.title}"]
+    for table in tables:
+        lines += ["", markdown(table)]
     for heading, points in parts.items():
         if points:
             lines += ["", *([f"## {heading}", ""] if heading else []), *(f"- {point}" for point in points)]
