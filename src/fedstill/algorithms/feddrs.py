@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedstill.algorithms.base import Algorithm, Answers, Federation, NotNegative, Positive
+from fedstill.errors import FedstillError
 from fedstill.learning.phases import PhaseSettings, optimiser
 from fedstill.learning.pseudo import Answer, Reader, Sampling, descend, sampling_loss
 from fedstill.models.space import Space, space_of, special_positions, word_embeddings
@@ -26,7 +27,8 @@ from fedstill.wire.replies import Replies, uniform
 Kind = Literal["random", "target", "adversary"]
 KINDS: tuple[Kind, ...] = ("random", "target", "adversary")
 
-EMBEDDINGS = {"embeddings", "embedding", "shared", "embed_tokens"}
+EMBEDDINGS = {"embeddings", "embedding", "shared", "embed_tokens", "embed_positions", "layernorm_embedding"}
+EMBEDDINGS |= {"word_embedding", "wte", "wpe"}
 """What a parameter's dotted name holds that belongs to the embedding layer: positions, types and LayerNorm too."""
 
 TRACED = 4
@@ -102,7 +104,10 @@ class FedDRS(Algorithm):
         return tuple(self.sets or (("adversary",) if self.variant == "ad_only" else KINDS))
 
     def start(self, fed: Federation) -> Work:
-        space_of(fed.server.model, self.length)  # refuses what cannot be sampled before anybody trains
+        model = fed.server.model
+        space_of(model, self.length)  # refuses what cannot be sampled before anybody trains
+        if model.longest is not None and self.length > model.longest:
+            raise FedstillError(f"FedDRS.length: {model.spec} reads {model.longest} tokens at most, not {self.length}.")
         return Work(fed.server.parameters())
 
     def round(self, fed: Federation, answer: Answers) -> Answers:
@@ -220,7 +225,7 @@ class FedDRS(Algorithm):
         table = word_embeddings(me.model).weight.detach()
         places, ids = special_positions(me.model, self.length)
         if self.start_from == "words":
-            inputs = table[_ordinary(me, len(table), (self.samples, self.length), random).to(table.device)]
+            inputs = table[_ordinary(me, (self.samples, self.length), random).to(table.device)]
         else:
             inputs = space.draw(self.samples, random)
         inputs[:, places] = table[torch.from_numpy(ids).to(table.device)]
@@ -262,10 +267,13 @@ class FedDRS(Algorithm):
                 learning.zero_grad(set_to_none=True)
 
 
-def _ordinary(me: Server, vocabulary: int, shape: tuple[int, int], random: torch.Generator) -> Tensor:
+def _ordinary(me: Server, shape: tuple[int, int], random: torch.Generator) -> Tensor:
     """Token numbers that stand for words, none of the tokenizer's special ones, drawn evenly."""
-    special = set(getattr(getattr(me.model.tokenizer, "inner", None), "all_special_ids", ()))
-    ordinary = torch.tensor([number for number in range(vocabulary) if number not in special])
+    tokenizer = me.model.tokenizer
+    assert tokenizer is not None
+    special = set(getattr(getattr(tokenizer, "inner", None), "all_special_ids", ()))
+    # Of the tokenizer, not of the table: T5's has rows that no word ever had.
+    ordinary = torch.tensor([number for number in range(tokenizer.vocabulary) if number not in special])
     return ordinary[torch.randint(len(ordinary), shape, generator=random)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from fedstill.algorithms.base import Algorithm, Federation, NotNegative, Positive
 from fedstill.data.examples import Examples, TensorStore
-from fedstill.learning.losses import ce, entropy, kl
+from fedstill.learning.losses import Loss, ce, entropy, kl
 from fedstill.learning.noise import Batch, Descent, make_sure
 from fedstill.learning.phases import Passes, PhaseSettings
 from fedstill.models.space import space_of
@@ -68,6 +69,8 @@ class FedSND(Algorithm):
     cost: ClassVar[str] = "P(K+1)"
 
     def start(self, fed: Federation) -> Parameters:
+        if self.noise_distillation:  # refuses what no noise can be made for before anybody trains
+            space_of(fed.server.model, fed.server.spec.train.max_length)
         return Parameters.of(fed.server.parameters(), self.width)
 
     def digest(self, me: Client, answer: Parameters) -> None:
@@ -79,15 +82,16 @@ class FedSND(Algorithm):
             refresh = (
                 (lambda: teacher.load_state_dict(model.state_dict()) and None) if self.teacher == "epoch" else None
             )
-            me.train(loss=self.self_loss, passes=Passes(student=2, teacher=teacher, before_epoch=refresh))
+            loss = partial(self.self_loss, own=me.label_loss())
+            me.train(loss=loss, passes=Passes(student=2, teacher=teacher, before_epoch=refresh))
         else:
             me.train()
         return Parameters.of(me.parameters(), self.width)
 
-    def self_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def self_loss(self, logits: Tensor, labels: Tensor, own: Loss = ce) -> Tensor:
         """Eqs. 3 to 6 on two dropout passes f1, f2 and the teacher's f3; `kl(x, y)` is KL(y || x)."""
         f1, f2, f3 = logits
-        truth = ce(f1, labels) + ce(f2, labels)
+        truth = own(f1, labels) + own(f2, labels)
         return self.alpha * truth + self.beta * kl(f2, f1) + self.gamma * (kl(f3, f1) + kl(f3, f2))
 
     def server(self, me: Server, ups: Replies[Parameters]) -> Parameters:

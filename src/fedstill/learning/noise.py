@@ -22,7 +22,10 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8
 
 @dataclass(frozen=True)
 class Descent:
-    """How noise becomes input: Adam at this rate, until the mean entropy is at most the target or steps are used up."""
+    """How noise becomes input: Adam at this rate, until the mean entropy is at most the target or steps are used up.
+
+    Where classes are wished for, the cross-entropy with them must be as low: noise may be sure of another class.
+    """
 
     target: float = 0.01
     steps: int = 200
@@ -62,8 +65,8 @@ def _descend(module: nn.Module, name: str, batches: Sequence[Batch], how: Descen
     slope = slopes(module, name, batches)
     first, second = torch.zeros_like(values), torch.zeros_like(values)
     for step in range(1, how.steps + 1):
-        gradients, entropies = slope(values, classes)
-        means = (entropies * real).sum(1) / real.sum(1)
+        gradients, doubts = slope(values, classes)
+        means = (doubts * real).sum(1) / real.sum(1)
         unsure = (means > how.target).view(-1, *[1] * (values.ndim - 1))
         if not bool(unsure.any()):
             break
@@ -82,18 +85,21 @@ def _classes(batches: Sequence[Batch], values: Tensor) -> Tensor | None:
 
 
 def _loss(logits: Tensor, classes: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What is descended, summed over samples so that no sample's slope depends on the others, and the entropies."""
+    """What is descended, summed over samples so that no sample's slope depends on the others, and what must be low."""
     entropies = entropy(logits.softmax(-1))
-    return (entropies if classes is None else ce(logits, classes)).sum(), entropies.detach()
+    if classes is None:
+        return entropies.sum(), entropies.detach()
+    misses = ce(logits, classes)
+    return misses.sum(), torch.maximum(entropies, misses).detach()
 
 
 Slope = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
-"""(values, classes) of all batches -> the gradients with respect to the values, and the entropies."""
+"""(values, classes) of all batches -> the gradients with respect to the values, and what must become low."""
 
 
 def _stacked_slopes(module: nn.Module, name: str, batches: Sequence[Batch]) -> Slope:
     stack = {
-        key: torch.stack([batch.parameters[key] for batch in batches])
+        key: torch.stack([batch.parameters[key].to(value) for batch in batches])  # they may come in half the bytes
         for key, value in module.state_dict().items()
         # A table of words is not looked at where embeddings are given, and would be most of the stack.
         if not (name == "inputs_embeds" and key == "embedding.weight") and value.is_floating_point()
@@ -116,7 +122,7 @@ def _single_slope(module: nn.Module, name: str, batches: Sequence[Batch]) -> Slo
     def slope(values: Tensor, classes: Tensor | None) -> tuple[Tensor, Tensor]:
         leaf = values[0].detach().requires_grad_()
         with torch.enable_grad():
-            loss, entropies = _loss(forward(module, {name: leaf}), None if classes is None else classes[0])
-        return torch.autograd.grad(loss, leaf)[0][None], entropies[None]
+            loss, doubts = _loss(forward(module, {name: leaf}), None if classes is None else classes[0])
+        return torch.autograd.grad(loss, leaf)[0][None], doubts[None]
 
     return slope

@@ -34,9 +34,11 @@ class Answer:
     def divergence(self, student: Answer) -> Tensor:
         """KL(self || student), summed over positions: a value a sample."""
         own, other = self.log_probabilities, student.log_probabilities
-        # Labels of another task have probability 0 on both sides, which is no difference.
-        each = torch.where(own > -torch.inf, own.exp() * (own - other), 0.0).sum(-1)
-        return (each * self.mask).sum(1)
+        # Labels of another task have probability 0 on both sides, which is no difference; set to 0 before they meet,
+        # or their gradient would be 0 times infinity.
+        is_own = own > -torch.inf
+        difference = torch.where(is_own, own, 0.0) - torch.where(is_own, other, 0.0)
+        return ((own.exp() * difference).sum(-1) * self.mask).sum(1)
 
 
 @dataclass(frozen=True)

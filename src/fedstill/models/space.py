@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import signature
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -43,7 +45,8 @@ def word_embeddings(model: Model) -> nn.Embedding:
     """The table that the model looks words up in; refuses a model that has none, or takes nothing in its place."""
     get = getattr(model.module, "get_input_embeddings", None)
     found = getattr(model.module, "embedding", None) if get is None else get()
-    if not isinstance(found, nn.Embedding):
+    takes = signature(model.module.forward).parameters
+    if not isinstance(found, nn.Embedding) or "inputs_embeds" not in takes:
         raise FedstillError(
             f"{model.spec} has no word embeddings to invent texts in: choose a transformer, textcnn or bigru."
         )
@@ -53,11 +56,10 @@ def word_embeddings(model: Model) -> nn.Embedding:
 def special_positions(model: Model, length: int) -> tuple[Ints, Ints]:
     """Where the tokenizer puts special tokens in a text of so many tokens, and which ones."""
     assert model.tokenizer is not None
-    ids, _, _ = model.tokenizer.encode(["a " * length], None, length)
-    one, _, _ = model.tokenizer.encode(["a"], None, length)
-    other, _, _ = model.tokenizer.encode(["the"], None, length)
-    # What stands around any word, whichever it is, is special.
-    before = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
-    after = next((n for n, (a, b) in enumerate(zip(one[::-1], other[::-1], strict=False)) if a != b), 0)
-    positions = torch.cat([torch.arange(before), torch.arange(length - after, length)]).numpy()
-    return positions, ids[positions].astype("int64")
+    around, _, _ = model.tokenizer.encode([""], None, length)
+    text, _, _ = model.tokenizer.encode(["a " * length], None, length)
+    # What stands around no text at all is special; its first part are those that any text begins with.
+    before = next((n for n, (a, b) in enumerate(zip(around, text, strict=False)) if a != b), len(around))
+    after = len(around) - before
+    positions = np.concatenate([np.arange(before), np.arange(length - after, length)])
+    return positions, around.astype(np.int64)
