@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedstill.algorithms.base import Algorithm, Answers, Federation, NotNegative, Positive
 from fedstill.errors import FedstillError
 from fedstill.learning.phases import PhaseSettings, optimiser
+from fedstill.learning.precision import input_gradients
 from fedstill.learning.pseudo import Answer, Reader, Sampling, descend, sampling_loss
 from fedstill.models.space import Space, space_of, special_positions, word_embeddings
 from fedstill.models.text_to_text import TextToText
@@ -212,7 +213,8 @@ class FedDRS(Algorithm):
                     adversary=self.adversary,
                 )
                 watch = partial(self._watch, me, kind, read, teacher, student, labels)
-                inputs = descend(sampling_loss(read, teacher, student, how), inputs, labels, moves, how, watch)
+                with input_gradients(teacher, student):
+                    inputs = descend(sampling_loss(read, teacher, student, how), inputs, labels, moves, how, watch)
             with torch.no_grad():
                 yield Pseudo(inputs, labels, read(teacher, inputs, labels))
 

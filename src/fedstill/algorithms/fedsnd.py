@@ -17,6 +17,8 @@ from fedstill.data.examples import Examples, TensorStore
 from fedstill.learning.losses import Loss, ce, entropy, kl
 from fedstill.learning.noise import Batch, Descent, make_sure
 from fedstill.learning.phases import Passes, PhaseSettings
+from fedstill.learning.precision import has_recurrence
+from fedstill.learning.predict import predict
 from fedstill.models.space import space_of
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
@@ -79,11 +81,9 @@ class FedSND(Algorithm):
     def opine(self, me: Client) -> Parameters:
         if self.self_distillation:
             teacher, model = me.frozen_copy(), me.model.module
-            refresh = (
-                (lambda: teacher.load_state_dict(model.state_dict()) and None) if self.teacher == "epoch" else None
-            )
+            renew = (lambda: teacher.load_state_dict(model.state_dict())) if self.teacher == "epoch" else None
             loss = partial(self.self_loss, own=me.label_loss())
-            me.train(loss=loss, passes=Passes(student=2, teacher=teacher, before_epoch=refresh))
+            me.train(loss=loss, passes=Passes(student=2, teacher=teacher, before_epoch=renew))
         else:
             me.train()
         return Parameters.of(me.parameters(), self.width)
@@ -125,7 +125,7 @@ class FedSND(Algorithm):
                 batches.append(Batch(parameters, drawn[rows], None if wanted is None else wanted[rows]))
                 owners.append(name)
         module.eval().requires_grad_(False)
-        stacked = me.around.device.type == "cuda" and me.spec.model.is_small
+        stacked = me.around.device.type == "cuda" and me.spec.model.is_small and not has_recurrence(module)
         made = make_sure(module, space.name, batches, how, stacked)
         module.requires_grad_(True)
         noise = {}
@@ -133,7 +133,7 @@ class FedSND(Algorithm):
             values = torch.cat([part for part, owner in zip(made, owners, strict=True) if owner == name])
             inputs = Examples(TensorStore(space.name, values), np.arange(len(values)))
             guest.set_parameters(up.parameters)
-            noise[name] = Noise(inputs, guest.predict(inputs))
+            noise[name] = Noise(inputs, predict(module, inputs))  # in fp32, as it was made
         self._report(me, noise)
         return noise
 

@@ -93,6 +93,7 @@ class Engine(ABC):
             self.tell({"round": number, "rounds": self.rounds, "bytes": dict(self.ledger.totals)})
         self._enter(self.rounds + 1)  # so that the last digest draws what a next round's would
         self.algorithm.finish(self, answer)
+        self._write_seconds()
         self._take(SERVER, self.server.metrics, self.server.notes)
         self._write_ledger()
         self.tell({"round": self.rounds, "rounds": self.rounds, "finishing": True})

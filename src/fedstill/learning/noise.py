@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedstill.learning.losses import ce, entropy
+from fedstill.learning.precision import input_gradients
 from fedstill.learning.predict import forward
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
@@ -121,7 +122,7 @@ def _single_slope(module: nn.Module, name: str, batches: Sequence[Batch]) -> Slo
 
     def slope(values: Tensor, classes: Tensor | None) -> tuple[Tensor, Tensor]:
         leaf = values[0].detach().requires_grad_()
-        with torch.enable_grad():
+        with torch.enable_grad(), input_gradients(module):
             loss, doubts = _loss(forward(module, {name: leaf}), None if classes is None else classes[0])
         return torch.autograd.grad(loss, leaf)[0][None], doubts[None]
 

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedstill.errors import FedstillError
 
@@ -43,3 +43,15 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
 def full(logits: Tensor) -> Tensor:
     """Logits that autocast made narrow, wide enough for a loss."""
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+
+
+def has_recurrence(module: nn.Module) -> bool:
+    """Whether it has recurrent layers."""
+    return any(isinstance(layer, nn.RNNBase) for layer in module.modules())
+
+
+def input_gradients(*modules: nn.Module) -> AbstractContextManager[object]:
+    """Inside, gradients reach a model's inputs in eval mode: cuDNN's recurrent layers have none there."""
+    if any(map(has_recurrence, modules)) and torch.cuda.is_available():
+        return torch.backends.cudnn.flags(enabled=False)
+    return nullcontext()

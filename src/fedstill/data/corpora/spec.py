@@ -68,7 +68,7 @@ USED = {
 
 
 class CorpusSpec(Settings):
-    """Where labelled text (or images) comes from: a name fedstill knows, a file or folder, or a Hugging Face data set."""
+    """Where labelled texts or images come from: a name fedstill knows, a file or folder, a Hugging Face data set."""
 
     name: str | None = None
     task: str | None = None
