@@ -76,6 +76,7 @@ def test_curves_show_every_round_beside_the_last_scores(
     words = next(line for line in table.splitlines() if line.startswith("FedAvg")).split()
     assert words[-2:] == [f"{50 * (f1[0][number] + f1[1][number]):.1f}" for number in (1, 2)]
     assert "70.0 | " in shown  # the usual table comes first
+    assert "72.0 | –" in shown
     assert "Local in the curves: no server model, so the mean over the clients measured in a round" in shown
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     page = (out / "table.md").read_text()
@@ -85,6 +86,15 @@ def test_curves_show_every_round_beside_the_last_scores(
     is_whole, without = printed(grid, out)
     assert is_whole
     assert 'pip install "fedstill[figures]"' in without
+
+
+def test_a_group_with_neither_printed_numbers_nor_runs_is_not_shown(reviews: Path, tmp_path: Path) -> None:
+    text = TINY[: TINY.index("  many:\n    FedAvg")]
+    _, shown = printed(
+        tiny_grid(reviews, tmp_path / "out", text=text, only=["few", "FedAvg"], seeds=1), tmp_path / "out"
+    )
+    assert "90.1 | –" in shown
+    assert "many" not in shown
 
 
 def test_an_interrupted_run_goes_on_and_ends_as_it_would_have(reviews: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -119,7 +120,7 @@ def _present(grid: Grid, outcomes: Outcomes, out: Path, console: Console, say: S
         table, notes, holds = communication(grid, outcomes)
         parts = {"": [*notes, *settings(grid, outcomes)]}
     else:
-        table, holds = side_by_side(grid, outcomes), True
+        table, holds = _with_something(grid, side_by_side(grid, outcomes)), True
         parts = {
             "": [*how_to_read(grid), *settings(grid, outcomes)],
             "Who is first, and what the difference is worth": orderings(grid, outcomes),
@@ -141,6 +142,12 @@ def _present(grid: Grid, outcomes: Outcomes, out: Path, console: Console, say: S
     _write(grid, tables, parts, out / "table.md")
     say(f"\nWritten to {out / 'table.md'}")
     return holds
+
+
+def _with_something(grid: Grid, table: SideBySide) -> SideBySide:
+    """Without groups that have neither numbers of the paper nor runs of ours."""
+    known = {*grid.recipe.values, *grid.selection.groups}
+    return replace(table, groups=tuple((name, rows) for name, rows in table.groups if name in known))
 
 
 def _curves(grid: Grid, outcomes: Outcomes, out: Path) -> tuple[SideBySide, list[str]]:
