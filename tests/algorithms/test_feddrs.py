@@ -333,12 +333,8 @@ def test_the_summary_takes_the_processed_model_and_rounds_do_not_depend_on_it(te
     ("options", "wanted"),
     [
         ({}, 9),
-        ({"draw": 4}, 4),
-        ({"draw": None}, 9),
         ({"min_samples": 12}, 12),
-        ({"min_samples": 12, "draw": 10}, 10),
         ({"balance": False}, 30),
-        ({"balance": False, "draw": 7}, 7),
     ],
 )
 def test_all_active_clients_are_asked_for_as_many_rows_as_the_smallest_of_them_has(texts, server_of, options, wanted):
@@ -352,8 +348,9 @@ def test_all_active_clients_are_asked_for_as_many_rows_as_the_smallest_of_them_h
     assert fed.sent[0].rows_wanted == wanted
 
 
-def test_a_client_trains_on_that_many_rows_drawn_anew_every_round(texts, tmp_path):
-    _, plan, _ = prepare(texts(train={"epochs": 1, "batch": 1, "max_length": 12}), tmp_path)
+@pytest.mark.parametrize("rows", [None, 3])
+def test_a_client_trains_on_that_many_rows_drawn_anew_every_round(texts, tmp_path, rows):
+    _, plan, _ = prepare(texts(train={"epochs": 1, "batch": 1, "max_length": 12, "rows": rows}), tmp_path)
     told = []
     client = plan.make_client("books", told.append)
     everything = client.size
@@ -362,7 +359,7 @@ def test_a_client_trains_on_that_many_rows_drawn_anew_every_round(texts, tmp_pat
         client.enter(number)
         told.clear()
         FedDRS().work(client, Work(plan.make_server(silent).parameters(), rows_wanted=wanted))
-        assert told[-1]["steps"] == min(wanted, everything)
+        assert told[-1]["steps"] == min(wanted, everything, rows or everything)
         found.append(client.parameters()["head.weight"])
     assert not torch.equal(found[0], found[1])
 

@@ -62,7 +62,7 @@ class FedDRS(Algorithm):
     only). After the last round the last known models of all clients are averaged and refined `post` times, which throws
     away the last round's student, as the algorithm box does. Embeddings are averaged and never distilled; on clients
     they train, but for text-to-text models only in round 1. `balance`: every active client draws as many rows as the
-    smallest has. Our readings: one step a (client, set) batch (`steps: sum`: one a pass, as the box prints), AdamW for
+    smallest has, and `train.rows` (250 in the paper) at most. Our readings: one step a (client, set) batch (`steps: sum`: one a pass, as the box prints), AdamW for
     the student, whose loss is clamped in the adversary's. Models of images are sampled in pixel space (Table 3).
     """
 
@@ -85,8 +85,6 @@ class FedDRS(Algorithm):
     steps: Literal["batch", "sum"] = "batch"
     rate: Positive = 1e-5
     optimiser: Literal["adamw", "adafactor", "sgd"] = "adamw"
-    draw: Annotated[int, Field(ge=1)] | None = 250
-    """Rows that a client trains on in a round, drawn anew; null is all of them."""
     balance: bool = True
     min_samples: Annotated[int, Field(ge=1)] = 1
 
@@ -115,18 +113,13 @@ class FedDRS(Algorithm):
         assert isinstance(answer, Work)
         smallest = min(fed.clients[name].size for name in fed.active)
         wanted = max(self.min_samples, smallest) if self.balance else max(h.size for h in fed.clients.values())
-        work = replace(answer, rows_wanted=wanted if self.draw is None else min(self.draw, wanted))
-        return self.server(fed.server, fed.call("work", work))
+        return self.server(fed.server, fed.call("work", replace(answer, rows_wanted=wanted)))
 
     def work(self, me: Client, work: Work) -> Parameters:
         """One client's part of a round."""
         self._digest(me, work)
-        data = me.data.train
-        assert data is not None
-        many = min(work.rows_wanted, len(data))
-        chosen = me.generator("rows").choice(len(data), many, replace=False)
         with _frozen(me.model.module, isinstance(me.model.module, TextToText) and me.round > 1):
-            me.train(data.pick(chosen))
+            me.train(me.training_rows(work.rows_wanted))
         me.evaluate("trained")
         return Parameters(me.parameters())
 

@@ -77,9 +77,8 @@ class MutualKD(Algorithm):
         """One phase in which teacher and student see the same batches."""
         teacher = me.extra("teacher", None if self.teacher is None else ModelSpec(name=self.teacher))
         _refuse_other_layers(me, teacher)
-        data, settings = me.data.train, me.spec.train
-        if data is None or data.labels is None or not len(data):
-            raise FedstillError(f"{me.name} has no labelled rows to train on.")
+        data, settings = me.training_rows(), me.spec.train
+        assert data.labels is not None
         weights = class_weights(data.labels, len(me.model.labels)) if settings.class_weights == "balanced" else None
         theirs, own = (Learner(p.new_phase("train", data, settings), p.label_loss()) for p in (teacher, me))
 

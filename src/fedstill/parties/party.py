@@ -38,6 +38,8 @@ class TrainSettings(PhaseSettings):
 
     epochs: int = Field(3, ge=1)
     max_length: int = Field(128, ge=4)
+    rows: int | None = Field(None, ge=1)
+    """At most so many of a party's rows, drawn anew every round; null is all of them."""
     class_weights: Literal["none", "balanced"] = "none"
     heads: Literal["union", "task"] = "union"
     """Whether a row of one task of several competes with the labels of all tasks, or of its own only."""
@@ -180,12 +182,18 @@ class Party:
         self, data: Examples | None = None, loss: Loss | None = None, passes: Passes | None = None
     ) -> EpochLosses:
         """One phase of cross-entropy (or another loss) on the party's own labelled rows (or those given)."""
-        data = data if data is not None else self.data.train
-        if data is None or data.labels is None or not len(data):
-            raise FedstillError(f"{self.name} has no labelled rows to train on.")
-        settings = self.spec.train
+        data, settings = self.training_rows() if data is None else data, self.spec.train
+        assert data.labels is not None
         weights = class_weights(data.labels, len(self.model.labels)) if settings.class_weights == "balanced" else None
         return self._run("train", data, settings, data.labels, loss or self.label_loss(), weights, passes=passes)
+
+    def training_rows(self, limit: int | None = None) -> Examples:
+        """The party's own labelled rows; of more than the limit, or `train.rows`, as many drawn at random."""
+        data = self.data.train
+        if data is None or data.labels is None or not len(data):
+            raise FedstillError(f"{self.name} has no labelled rows to train on.")
+        many = min(len(data), limit or len(data), self.spec.train.rows or len(data))
+        return data if many == len(data) else data.pick(self.generator("rows").choice(len(data), many, replace=False))
 
     def label_loss(self) -> Loss:
         """What this model minimises on labelled rows."""

@@ -122,7 +122,15 @@ def write_summary(record: Record, plan: Plan, algorithm: Algorithm, crossed: dic
 
 
 def _last(measured: list[Metric], party: str) -> dict[str, dict[str, float]]:
-    """The scores of a party's last round by split, of the last stage that it came to."""
+    """The scores of a party's last round by split, of the last stage; where it was processed, `before/` that too."""
+    before = [line for line in measured if line["stage"] != "processed"]
+    if any(line["party"] == party for line in measured if line["stage"] == "processed"):
+        earlier = {f"before/{split}": scores for split, scores in _newest(before, party).items()}
+        return _newest(measured, party) | earlier
+    return _newest(before, party)
+
+
+def _newest(measured: list[Metric], party: str) -> dict[str, dict[str, float]]:
     scores: dict[str, dict[str, float]] = {}
     when: dict[str, tuple[int, int]] = {}
     for line in measured:
