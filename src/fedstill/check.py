@@ -61,15 +61,12 @@ def report(experiment: Experiment, console: Console, picture: Path | None = None
 
 def _picture(plan: Plan, corpus: Corpus, console: Console, path: Path | None) -> None:
     """Who has how many training rows of which label; of which task where there are several."""
-    train, names = plan.partition.train, corpus.label_names
-    counts = np.stack([label_counts(corpus, rows) for rows in train.values()], 1)
-    if corpus.label_tasks is not None:
-        names = corpus.domain_names
-        counts = np.stack([counts[corpus.label_tasks == task].sum(0) for task in range(len(names))])
-    console.print(drawing.lines(counts, names, list(train), console.width))
+    counts, names = drawing.holdings(corpus, plan.partition)
+    clients = plan.partition.clients
+    console.print(drawing.lines(counts, names, clients, console.width))
     if path is not None:
         try:
-            drawing.save(counts, names, list(train), f"{plan.experiment['name']}: {corpus.name}", path)
+            drawing.save(counts, names, clients, f"{plan.experiment['name']}: {corpus.name}", path)
             console.print(f"Picture: {path}", highlight=False, soft_wrap=True, markup=False)
         except FedstillError as error:  # what is printed says the same without it
             console.print(str(error), style="yellow", markup=False)

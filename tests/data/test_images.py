@@ -373,7 +373,7 @@ def test_without_the_hub_a_folder_is_asked_for(monkeypatch, tmp_path, name):
 
 def test_a_missing_extra_is_answered_with_the_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(FedstillError, match=r'run `pip install "fedstill\[datasets\]"`, or give the folder'):
+    with pytest.raises(FedstillError, match=r'run `pip install "fedstill\[datasets\]"`, or give a file or folder'):
         load("cifar10", None)
 
 

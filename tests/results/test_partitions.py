@@ -14,7 +14,7 @@ from fedstill.data.corpora import CorpusSpec
 from fedstill.data.partition import PartitionSpec
 from fedstill.grid import plan_grid
 from fedstill.reproduce import reproduce
-from fedstill.results.partitions import holdings
+from fedstill.results.picture import holdings
 
 SHOPS = """\
 # Who has which reviews

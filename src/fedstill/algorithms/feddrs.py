@@ -62,8 +62,9 @@ class FedDRS(Algorithm):
     only). After the last round the last known models of all clients are averaged and refined `post` times, which throws
     away the last round's student, as the algorithm box does. Embeddings are averaged and never distilled; on clients
     they train, but for text-to-text models only in round 1. `balance`: every active client draws as many rows as the
-    smallest has, and `train.rows` (250 in the paper) at most. Our readings: one step a (client, set) batch (`steps: sum`: one a pass, as the box prints), AdamW for
-    the student, whose loss is clamped in the adversary's. Models of images are sampled in pixel space (Table 3).
+    smallest has, and `train.rows` (250 in the paper) at most. Our readings: one step a (client, set) batch (`steps:
+    sum`: one a pass, as the box prints), AdamW for the student, whose loss is clamped in the adversary's. Models of
+    images are sampled in pixel space (Table 3).
     """
 
     variant: Literal["mixed", "ad_only", "post_only"] = "mixed"

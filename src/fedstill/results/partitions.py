@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 
 from fedstill.data import corpora, partition
-from fedstill.data.corpus import Corpus
-from fedstill.data.partition import Partition, label_counts
 from fedstill.errors import FedstillError
 from fedstill.files import write_whole
 from fedstill.grid import Grid
@@ -32,7 +29,7 @@ def partitions(grid: Grid, out: Path, console: Console) -> None:
             run = next(iter(run for run in grid.runs if run.group == group and column in run.columns))
             corpus = corpora.load(run.experiment.corpus, run.experiment.labels)
             parts = partition.split(corpus, run.experiment.partition, run.experiment.seed)
-            counts, names = holdings(corpus, parts)
+            counts, names = picture.holdings(corpus, parts)
             where = ", ".join(filter(None, (group, recipe.columns[column].heading or column)))
             title = f"{where} ({corpus.name}, seed {run.experiment.seed})"
             _say(console, f"\n{title}")
@@ -49,15 +46,6 @@ def partitions(grid: Grid, out: Path, console: Console) -> None:
         _say(console, f"- {note}")
     write_whole(out / "table.md", ("\n".join(page) + "\n").encode())
     _say(console, f"\nWritten to {out / 'table.md'}. Nothing was trained.")
-
-
-def holdings(corpus: Corpus, parts: Partition) -> tuple[picture.Counts, tuple[str, ...]]:
-    """Training rows [labels, clients], or [tasks, clients] where there are several tasks; and the rows' names."""
-    counts = np.stack([label_counts(corpus, parts.train[client]) for client in parts.clients], 1)
-    if corpus.label_tasks is None:
-        return counts, tuple(corpus.label_names)
-    names = tuple(corpus.domain_names)
-    return np.stack([counts[corpus.label_tasks == task].sum(0) for task in range(len(names))]), names
 
 
 def _text(table: object) -> str:

@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedstill.data.corpus import Corpus
+from fedstill.data.partition import Partition, label_counts
 from fedstill.errors import FedstillError
 from fedstill.files import write_whole
 
@@ -22,6 +24,15 @@ SHADES = "·░▒▓█"
 
 Counts = npt.NDArray[np.integer]
 """[labels or tasks, clients]"""
+
+
+def holdings(corpus: Corpus, parts: Partition) -> tuple[Counts, tuple[str, ...]]:
+    """Training rows [labels, clients], or [tasks, clients] where there are several tasks; and the rows' names."""
+    counts = np.stack([label_counts(corpus, parts.train[client]) for client in parts.clients], 1)
+    if corpus.label_tasks is None:
+        return counts, tuple(corpus.label_names)
+    names = tuple(corpus.domain_names)
+    return np.stack([counts[corpus.label_tasks == task].sum(0) for task in range(len(names))]), names
 
 
 def lines(counts: Counts, rows: Sequence[str], columns: Sequence[str], width: int) -> Table:

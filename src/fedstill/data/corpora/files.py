@@ -73,8 +73,8 @@ def read(
             yield row if columns.domain else row._replace(domain=file.stem)
 
 
-def read_dataset(name: str, config: str | None, split: str, columns: Columns) -> Iterator[Row]:
-    """The rows of one split of a Hugging Face data set; class numbers become class names."""
+def hub_dataset(name: str, config: str | None, split: str) -> Any:
+    """One split of a Hugging Face data set, as the `datasets` package has it."""
     try:
         import datasets
     except ImportError as error:
@@ -87,13 +87,19 @@ def read_dataset(name: str, config: str | None, split: str, columns: Columns) ->
         # The library looks at its own variable only, and only when it is imported.
         datasets.config.HF_HUB_OFFLINE = True
     try:
-        data = datasets.load_dataset(name, config, split=split)
+        return datasets.load_dataset(name, config, split=split)
     except Exception as error:  # the library's own, the Hub's and the network's, version by version
         reason = str(error).strip().partition("\n")[0].rstrip(".") + (f"; {switch} is set" if switch else "")
+        which = f"{config}, split {split}" if config else f"split {split}"
         raise FedstillError(
-            f"The data set {name} (split {split}) could not be loaded: {reason}. Check its name, `config:`, `split:` "
+            f"The data set {name} ({which}) could not be loaded: {reason}. Check its name, `config:`, `split:` "
             "and the connection, or give a file or folder with `path:`."
         ) from error
+
+
+def read_dataset(name: str, config: str | None, split: str, columns: Columns) -> Iterator[Row]:
+    """The rows of one split of a Hugging Face data set; class numbers become class names."""
+    data = hub_dataset(name, config, split)
     source = f"{name}[{split}]"
     _check_columns(source, 0, data.column_names, columns)
     names = getattr(data.features[columns.label], "names", None) if columns.label else None

@@ -19,6 +19,7 @@ import torch
 from torch.nn.functional import interpolate
 
 from fedstill.data.artefacts import offline
+from fedstill.data.corpora.files import hub_dataset
 from fedstill.data.corpus import Corpus, Images, Ints
 from fedstill.errors import FedstillError
 
@@ -340,24 +341,13 @@ def _wrong_shape(source: Path | str, kind: ImageCorpus, shape: Sequence[int]) ->
 
 def _hub_split(kind: ImageCorpus, split: str) -> Part:
     """A split of a data set whose rows are a picture and the number of its class."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise FedstillError(
-            f"Taking {kind.hub} from the Hugging Face Hub needs the `datasets` package: run `pip install "
-            '"fedstill[datasets]"`, or give the folder of the original files with `path:`.'
-        ) from error
-    switch = offline()
-    if switch:
-        # The library looks at its own variable only, and only when it is imported.
-        datasets.config.HF_HUB_OFFLINE = True
     image, label = kind.hub_columns
     mode = "RGB" if kind.shape[0] == 3 else "L"
+    data = hub_dataset(kind.hub, None, split)
     try:
-        data = datasets.load_dataset(kind.hub, split=split)
         labels = np.array(data[label], np.int64)
         pictures = [np.asarray(row[image].convert(mode)) for row in data]
-    except Exception as error:  # the library's own, the Hub's, Pillow's and the network's, version by version
+    except Exception as error:  # a column that is not there, Pillow's, version by version
         raise _not_had(kind, f" (split {split})", error) from error
     for picture in pictures:
         if picture.shape[:2] != kind.shape[1:]:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedstill.data.artefacts import offline
-from fedstill.data.corpora.files import fault
+from fedstill.data.corpora.files import fault, hub_dataset
 from fedstill.errors import FedstillError
 
 
@@ -88,24 +87,6 @@ def json_lines(file: Path) -> Iterator[Record]:
 
 def dataset(name: str, config: str, split: str) -> Iterator[Record]:
     """The records of one split of a Hugging Face data set; class numbers stay numbers."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise FedstillError(
-            f"{name} is a Hugging Face data set, and reading one needs the `datasets` package: "
-            'run `pip install "fedstill[datasets]"`, or give a folder with `path:`.'
-        ) from error
-    switch = offline()
-    if switch:
-        # The library looks at its own variable only, and only when it is imported.
-        datasets.config.HF_HUB_OFFLINE = True
-    try:
-        data = datasets.load_dataset(name, config, split=split)
-    except Exception as error:  # the library's own, the Hub's and the network's, version by version
-        reason = str(error).strip().partition("\n")[0].rstrip(".") + (f"; {switch} is set" if switch else "")
-        raise FedstillError(
-            f"The data set {name} ({config}, split {split}) could not be loaded: {reason}. Check the connection, or "
-            "give a folder with `path:`."
-        ) from error
+    data = hub_dataset(name, config, split)
     for line, values in enumerate(data, start=1):
         yield Record(f"{name}/{config}[{split}]", line, values)
