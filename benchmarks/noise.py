@@ -24,6 +24,9 @@ from fedstill.models.small import TextCNN
 
 ROWS, REPEATS, MODELS, STEPS = 100, 5, 20, 5
 
+MACHINES = {"CPU": "", "H200": "-h200"}
+"""Where results come from, and how their files end."""
+
 
 def write_images(folder: Path, many: int) -> None:
     """Shifted copies of scikit-learn's digits in FashionMNIST's format, as many as a hundred clients need."""
@@ -69,7 +72,7 @@ def rounds_of(clients: int, folder: Path, device: str) -> dict[str, float]:
     )  # fmt: skip
     record = fedstill.run(experiment, folder / f"run-{clients}")
     lines = [json.loads(line) for line in (record.folder / "log.jsonl").read_text().splitlines()]
-    parts = [line["seconds"] for line in lines if "seconds" in line]
+    parts = [line["seconds"] for line in lines if "noise" in line.get("seconds", ())]  # the end has no noise
     return {part: statistics.median(each[part] for each in parts) for part in parts[0]}
 
 
@@ -105,8 +108,8 @@ def ratios(device: str = "cpu") -> dict[str, dict[str, float]]:
                 seconds[way].append(_seconds(model, argument, batches, how, stacked, device))
         for way in ways:
             if way != "one by one":
-                each = [ours / base for ours, base in zip(seconds[way], seconds["one by one"], strict=True)][1:]
-                found[f"{name}, one by one against {way}"] = {
+                each = [base / other for base, other in zip(seconds["one by one"], seconds[way], strict=True)][1:]
+                found[f"{name}, {way}"] = {
                     "times": statistics.median(each),
                     "low": min(each),
                     "high": max(each),
@@ -122,6 +125,43 @@ def _seconds(module: nn.Module, name: str, batches: list[Batch], how: Descent, s
     if device == "cuda":
         torch.cuda.synchronize()
     return clock() - started
+
+
+def lines(found: dict[str, dict[str, dict[str, float]]]) -> list[str]:
+    """FedSND's part of the page: what was measured here, and beside it on a GPU (`python benchmarks/noise.py cuda`)."""
+    ratios_by = {where: found.get(f"noise-ratios{end}", {}) for where, end in MACHINES.items()}
+    growth_by = {where: found.get(f"noise-growth{end}", {}) for where, end in MACHINES.items()}
+    parts = ("clients", "noise", "distillation", "averaging", "measuring")
+    return [
+        "## Noise for 20 models: times as fast as one model after the other, channels last",
+        "",
+        f"| what | {' | '.join(f'{where} (lowest and highest of {REPEATS})' for where in MACHINES)} |",
+        "|---|---|---|",
+        *(
+            f"| {what} | {' | '.join(_ratio(ratios_by[where].get(what)) for where in MACHINES)} |"
+            for what in ratios_by["CPU"]
+        ),
+        "",
+        "Together is used on a GPU only. Channels last is used everywhere.",
+        "",
+        f"## FedSND: seconds of a round, LeNet, {ROWS} images a client, 10 epochs, a fifth of the clients active",
+        "",
+        f"| machine | clients | {' | '.join(parts)} |",
+        "|---|---|" + "---|" * len(parts),
+        *(
+            f"| {where} | {clients.removesuffix(' clients')} | {' | '.join(f'{v[part]:.2f}' for part in parts)} |"
+            for where in MACHINES
+            for clients, v in growth_by[where].items()
+        ),
+        "",
+        "`clients` is the time that the server waits for them (two workers on the CPU, one process on the GPU); every run's",
+        "`log.jsonl` has these numbers.",
+        "",
+    ]
+
+
+def _ratio(values: dict[str, float] | None) -> str:
+    return "" if values is None else f"{values['times']:.2f} ({values['low']:.2f} - {values['high']:.2f})"
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import conversation
+import noise
 import numpy as np
 import torch
 
@@ -136,34 +137,49 @@ def hundred_clients(model: str, limit: str) -> dict[str, float]:
         return {"peak_gib": peak / 2**30}
 
 
-def main() -> None:
-    """Measure, write the results and the table."""
+def speed() -> Results:
+    """Training and predicting against the plain loop."""
     torch.set_num_threads(1)
-    speed: dict[str, dict[str, float]] = {}
-    for name, rows in (("bert-tiny", 320), ("minilm", 64)):
-        speed |= steps(name, rows)
-    limits = ("2GiB", "256MiB")
-    talk = {"FedID, 4 bert-tiny clients": conversation.measure()}
-    memory = {f"100 bert-tiny clients, host {limit}": hundred_clients("bert-tiny", limit) for limit in limits}
-    machine = {"cores": os.cpu_count(), "machine": platform.machine(), "torch": torch.__version__}
-    results = HERE / "results"
-    results.mkdir(exist_ok=True)
-    for name, values in (("speed", speed), ("conversation", talk), ("memory", memory)):
-        (results / f"{name}.json").write_text(json.dumps({"machine": machine, "values": values}, indent=1) + "\n")
-    (HERE / "README.md").write_text(page(speed, talk, memory, machine))
-    print((HERE / "README.md").read_text())
+    return steps("bert-tiny", 320) | steps("minilm", 64)
+
+
+def memory() -> Results:
+    """A hundred clients under two limits."""
+    return {f"100 bert-tiny clients, host {limit}": hundred_clients("bert-tiny", limit) for limit in ("2GiB", "256MiB")}
 
 
 Results = dict[str, dict[str, float]]
 
+PARTS: dict[str, Callable[[], Results]] = {
+    "speed": speed,
+    "conversation": lambda: {"FedID, 4 bert-tiny clients": conversation.measure()},
+    "noise-ratios": noise.ratios,
+    "noise-growth": noise.growth,
+    "memory": memory,
+}
 
-def page(speed: Results, talk: Results, memory: Results, machine: dict[str, object]) -> str:
+
+def main() -> None:
+    """Measure everything, or the parts that are named, and write the page from all results there are."""
+    chosen = sys.argv[1:] or list(PARTS)
+    machine = {"cores": os.cpu_count(), "machine": platform.machine(), "torch": torch.__version__}
+    results = HERE / "results"
+    results.mkdir(exist_ok=True)
+    for name in chosen:
+        found = {"machine": machine, "values": PARTS[name]()}
+        (results / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    measured = {file.stem: json.loads(file.read_text()) for file in sorted(results.glob("*.json"))}
+    (HERE / "README.md").write_text(page({name: part["values"] for name, part in measured.items()}, machine))
+    print((HERE / "README.md").read_text())
+
+
+def page(found: dict[str, Results], machine: dict[str, object]) -> str:
     """The results as a page."""
     lines = [
         "# Benchmarks",
         "",
-        f"Written by `make bench` on {machine['cores']} cores ({machine['machine']}, torch {machine['torch']}), "
-        "one thread a party.",
+        f"Written by `make bench` (`python benchmarks/run.py noise-growth` for a part) on {machine['cores']} cores "
+        f"({machine['machine']}, torch {machine['torch']}), one thread a party.",
         "",
         f"## Speed: tweets, batch {BATCH}, against a plain loop padded to 128 with torch's AdamW",
         "",
@@ -171,7 +187,7 @@ def page(speed: Results, talk: Results, memory: Results, machine: dict[str, obje
         "|---|---|---|---|---|",
         *(
             f"| {what} | {v['ratio']:.2f} | {v['low']:.2f} - {v['high']:.2f} | {v['rows_per_s']:.0f} | {v['rows']} |"
-            for what, v in speed.items()
+            for what, v in found["speed"].items()
         ),
         "",
         "## Conversation: CPU time of a round in the local engine over that of plain method calls, in percent",
@@ -181,14 +197,15 @@ def page(speed: Results, talk: Results, memory: Results, machine: dict[str, obje
         *(
             f"| {what} | {v['percent']:.1f} | {v['low']:.1f} to {v['high']:.1f} | {v['exchanges']} "
             f"| {v['round_s']:.1f} |"
-            for what, v in talk.items()
+            for what, v in found["conversation"].items()
         ),
         "",
+        *noise.lines(found),
         "## Memory: a federation of 100 clients on tweets, two rounds, all processes together",
         "",
         "| what | peak GiB |",
         "|---|---|",
-        *(f"| {what} | {v['peak_gib']:.2f} |" for what, v in memory.items()),
+        *(f"| {what} | {v['peak_gib']:.2f} |" for what, v in found["memory"].items()),
         "",
     ]
     return "\n".join(lines)
