@@ -154,8 +154,8 @@ def lines(found: dict[str, dict[str, dict[str, float]]]) -> list[str]:
             for clients, v in growth_by[where].items()
         ),
         "",
-        "`clients` is the time that the server waits for them (two workers on the CPU, one process on the GPU); every run's",
-        "`log.jsonl` has these numbers.",
+        "`clients` is the time that the server waits for them (two workers on the CPU, one process on the GPU); every",
+        "run's `log.jsonl` has these numbers.",
         "",
     ]
 
