@@ -155,7 +155,11 @@ def _curves(grid: Grid, outcomes: Outcomes, out: Path) -> tuple[SideBySide, list
     panels, notes = drawing.curves(grid, outcomes)
     path = out / "curves.png"
     try:
-        drawing.save(panels, f"{grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}", path)
+        drawing.save(
+            [*panels, *drawing.samplings(grid, outcomes)],
+            f"{grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}",
+            path,
+        )
         notes = [f"Drawn in {path.name}: mean over seeds, the band is their standard deviation.", *notes]
     except FedstillError as error:  # the table says the same without it
         notes = [str(error), *notes]

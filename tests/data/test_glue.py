@@ -313,9 +313,7 @@ def test_without_the_hub_a_folder_is_asked_for(monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("FEDSTILL_OFFLINE", "1")
-    with pytest.raises(
-        FedstillError, match=r"nyu-mll/glue \(sst2, split train\) could not .* give a file or folder"
-    ):
+    with pytest.raises(FedstillError, match=r"nyu-mll/glue \(sst2, split train\) could not .* give a file or folder"):
         read("SST-2", None)
 
 

@@ -496,9 +496,7 @@ def test_without_the_hub_a_folder_is_asked_for(monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("FEDSTILL_OFFLINE", "1")
-    with pytest.raises(
-        FedstillError, match=r"aps/super_glue \(cb, split train\) could not .* give a file or folder"
-    ):
+    with pytest.raises(FedstillError, match=r"aps/super_glue \(cb, split train\) could not .* give a file or folder"):
         read("CB", None)
 
 

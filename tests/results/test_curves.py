@@ -10,7 +10,7 @@ import pytest
 
 from fedstill.errors import FedstillError
 from fedstill.grid import plan_grid
-from fedstill.results.curves import Line, Panel, by_round, curve, curves, save
+from fedstill.results.curves import Line, Panel, by_round, curve, curves, samplings, save
 from fedstill.results.runs import Run, load_runs
 from tests.results.conftest import write_run
 from tests.tiny import tiny_source
@@ -99,6 +99,23 @@ def test_a_panel_a_group_and_column_holds_what_came_to_its_end(tmp_path: Path) -
         "26.0",
         "30.0",
     )
+
+
+def test_samplings_are_means_over_rounds_and_clients_of_what_was_observed_at_a_step(tmp_path: Path) -> None:
+    grid = plan_grid(tiny_source(tmp_path), "small", tmp_path, seeds=1, only=["global", "FedAvg"])
+    folder = write_run(tmp_path, "few-fedavg", name="few-fedavg")
+    values = [
+        {"step": 0, "teacher": 3.0, "student": 3.5},
+        {"step": 10, "teacher": 1.0, "student": 4.0},
+        {"step": 0, "teacher": 2.0, "student": 2.5},
+    ]
+    about = {"round": 1, "party": "server"}
+    seen = [about | {"observation": "adversary sampling", "values": each} for each in values]
+    other = about | {"observation": "target sampling", "values": {"step": 0, "teacher": 9.0, "student": 9.0}}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*seen, other]))
+    teacher, student = samplings(grid, {folder: load_runs([folder])[0]})
+    assert (teacher.across, teacher.lines[0].seeds) == ("step", ({0: 2.5, 10: 1.0},))
+    assert student.lines[0].mean(0) == pytest.approx(3.0)
 
 
 def test_the_picture_is_a_png_and_without_matplotlib_a_sentence(

@@ -1,4 +1,4 @@
-"""A metric by round: a panel a group and column of a paper's figure, a line a method."""
+"""A metric by round: a panel a group and column of a paper's figure, a line a method; and how samples came about."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from fedstill.results.runs import POOLED, Run
 from fedstill.results.side_by_side import MISSING, Outcomes, SideBySide, finished, label
 
 Curve = Mapping[int, float]
-"""A score by round."""
+"""A score by round, or a loss by step."""
+
+SAMPLING = "adversary sampling"
+"""The observation of FedDRS that says how far teacher and student are from the wanted labels, step by step."""
 
 MOST_SHOWN = 8
 """Rounds that a table has columns for; the picture has all."""
@@ -26,10 +29,11 @@ MOST_SHOWN = 8
 
 @dataclass(frozen=True)
 class Line:
-    """One method's scores by round, a curve a seed."""
+    """One method's scores by round, a curve a seed; scores are shown in points, losses as they are."""
 
     row: str
     seeds: tuple[Curve, ...]
+    unit: float = 100.0
 
     @property
     def rounds(self) -> list[int]:
@@ -37,12 +41,12 @@ class Line:
         return sorted(set.intersection(*(set(curve) for curve in self.seeds)))
 
     def mean(self, number: int) -> float:
-        """Over seeds, in points."""
-        return 100 * fmean(curve[number] for curve in self.seeds)
+        """Over seeds."""
+        return self.unit * fmean(curve[number] for curve in self.seeds)
 
     def deviation(self, number: int) -> float:
-        """Over seeds, in points; nothing for one seed."""
-        return 100 * stdev(curve[number] for curve in self.seeds) if len(self.seeds) > 1 else 0.0
+        """Over seeds; nothing for one seed."""
+        return self.unit * stdev(curve[number] for curve in self.seeds) if len(self.seeds) > 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Panel:
     title: str
     metric: str
     lines: tuple[Line, ...]
+    across: str = "round"
 
 
 def curves(grid: Grid, outcomes: Outcomes) -> tuple[list[Panel], list[str]]:
@@ -73,6 +78,30 @@ def curves(grid: Grid, outcomes: Outcomes) -> tuple[list[Panel], list[str]]:
                 panels.append(Panel(", ".join(filter(None, (group, heading))), metric, tuple(lines)))
     notes = [f"{', '.join(dict.fromkeys(rows))} in the curves: {origin}." for origin, rows in origins.items()]
     return panels, notes
+
+
+def samplings(grid: Grid, outcomes: Outcomes) -> list[Panel]:
+    """How sure the teacher and the student are of sampled inputs on the way, where methods observed it."""
+    panels = []
+    for who in ("teacher", "student"):
+        lines = []
+        for group in grid.selection.groups:
+            for row in grid.recipe.rows_of(group):
+                runs = finished(grid.of(group, row, grid.selection.columns[0]), outcomes)
+                found = [by_step for run in runs if (by_step := _by_step(run, who))]
+                lines += [Line(row, tuple(found), unit=1.0)] if found else []
+        if lines:
+            panels.append(Panel(f"{SAMPLING}: the {who}", "cross-entropy (nats)", tuple(lines), "step"))
+    return panels
+
+
+def _by_step(run: Run, who: str) -> Curve:
+    """The mean over rounds and clients at every step that was looked at."""
+    seen: dict[int, list[float]] = {}
+    for line in Record(run.folder).metrics:
+        if line.get("observation") == SAMPLING:
+            seen.setdefault(int(line["values"]["step"]), []).append(line["values"][who])
+    return {step: fmean(values) for step, values in seen.items()}
 
 
 def curve(run: Run, split: str, metric: str) -> tuple[Curve, str]:
@@ -139,8 +168,8 @@ def save(panels: Sequence[Panel], title: str, path: Path) -> None:
             marker = "o" if len(rounds) <= 20 else ""
             handles[line.row] = axes.plot(rounds, means, color=colour, marker=marker, markersize=3)[0]
         axes.set_title(panel.title, fontsize=10, parse_math=False)  # a dollar in a name is no formula
-        axes.set_xlabel("round")
-        axes.set_ylabel(f"{panel.metric} (points)")
+        axes.set_xlabel(panel.across)
+        axes.set_ylabel(f"{panel.metric} (points)" if panel.across == "round" else panel.metric)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
     for axes in figure.axes[len(panels) :]:
