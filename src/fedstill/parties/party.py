@@ -182,18 +182,21 @@ class Party:
         self, data: Examples | None = None, loss: Loss | None = None, passes: Passes | None = None
     ) -> EpochLosses:
         """One phase of cross-entropy (or another loss) on the party's own labelled rows (or those given)."""
-        data, settings = self.training_rows() if data is None else data, self.spec.train
+        data, settings = self._labelled(self.training_rows() if data is None else data), self.spec.train
         assert data.labels is not None
         weights = class_weights(data.labels, len(self.model.labels)) if settings.class_weights == "balanced" else None
         return self._run("train", data, settings, data.labels, loss or self.label_loss(), weights, passes=passes)
 
     def training_rows(self, limit: int | None = None) -> Examples:
         """The party's own labelled rows; of more than the limit, or `train.rows`, as many drawn at random."""
-        data = self.data.train
-        if data is None or data.labels is None or not len(data):
-            raise FedstillError(f"{self.name} has no labelled rows to train on.")
+        data = self._labelled(self.data.train)
         many = min(len(data), limit or len(data), self.spec.train.rows or len(data))
         return data if many == len(data) else data.pick(self.generator("rows").choice(len(data), many, replace=False))
+
+    def _labelled(self, data: Examples | None) -> Examples:
+        if data is None or data.labels is None or not len(data):
+            raise FedstillError(f"{self.name} has no labelled rows to train on.")
+        return data
 
     def label_loss(self) -> Loss:
         """What this model minimises on labelled rows."""

@@ -77,6 +77,8 @@ def _ours(grid: Grid, outcomes: Outcomes, group: str, row: str, column: str) -> 
     if not runs:
         return "failed" if planned else MISSING
     shown = [_spread(complete(score(run, *what) for run in runs)) for what in grid.recipe.columns[column].shows]
+    if set(shown) == {MISSING}:  # nothing of the kind is measured for this method
+        return MISSING
     lost = len(planned) - len(runs)
     return f"{'/'.join(shown)} ({len(runs)}{f'; {lost} failed' if lost else ''})"
 
