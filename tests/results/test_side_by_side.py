@@ -70,7 +70,7 @@ def test_a_table_without_printed_numbers_shows_ours_only_and_says_so(tmp_path: P
 def test_a_split_that_was_not_measured_is_a_dash(tmp_path: Path) -> None:
     grid, outcomes = finished_grid(tmp_path, TINY)
     (_, rows), _ = side_by_side(grid, outcomes).groups
-    assert rows[0][2] == "91.2 | – (2)"
+    assert rows[0][2] == "91.2 | –"
 
 
 def test_without_a_server_model_a_score_is_the_mean_over_the_clients_that_have_it(tmp_path: Path) -> None:
