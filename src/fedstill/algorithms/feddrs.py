@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, ClassVar, Literal
@@ -14,10 +13,11 @@ from torch import Tensor, nn
 
 from fedstill.algorithms.base import Algorithm, Answers, Federation, NotNegative, Positive
 from fedstill.errors import FedstillError
+from fedstill.files import file_name
 from fedstill.learning.phases import PhaseSettings, optimiser
 from fedstill.learning.precision import input_gradients
 from fedstill.learning.pseudo import Answer, Reader, Sampling, descend, sampling_loss
-from fedstill.models.space import Space, space_of, special_positions, word_embeddings
+from fedstill.models.space import held_embeddings, space_of, starting_points
 from fedstill.models.text_to_text import TextToText
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
@@ -27,10 +27,6 @@ from fedstill.wire.replies import Replies, uniform
 
 Kind = Literal["random", "target", "adversary"]
 KINDS: tuple[Kind, ...] = ("random", "target", "adversary")
-
-EMBEDDINGS = {"embeddings", "embedding", "shared", "embed_tokens", "embed_positions", "layernorm_embedding"}
-EMBEDDINGS |= {"word_embedding", "wte", "wpe"}
-"""What a parameter's dotted name holds that belongs to the embedding layer: positions, types and LayerNorm too."""
 
 TRACED = 4
 """Into how many pieces the descent is cut to show its quality."""
@@ -119,7 +115,7 @@ class FedDRS(Algorithm):
     def work(self, me: Client, work: Work) -> Parameters:
         """One client's part of a round."""
         self._digest(me, work)
-        with _frozen(me.model.module, isinstance(me.model.module, TextToText) and me.round > 1):
+        with held_embeddings(me.model.module, isinstance(me.model.module, TextToText) and me.round > 1):
             me.train(me.training_rows(work.rows_wanted))
         me.evaluate("trained")
         return Parameters(me.parameters())
@@ -164,7 +160,7 @@ class FedDRS(Algorithm):
             return
         random = torch.Generator().manual_seed(key(me.around.seed, me.round, me.name, "pseudo-samples"))
         stream = Stream(key(me.around.seed, me.round, me.name, "refining"), me.around.device)
-        with _frozen(me.model.module, True):
+        with held_embeddings(me.model.module, True):
             settings = PhaseSettings(optimiser=self.optimiser)
             learning = optimiser(settings, self.rate, [p for p in me.model.module.parameters() if p.requires_grad])
             read = self._reader(me)
@@ -197,7 +193,7 @@ class FedDRS(Algorithm):
         student = me.model.module.eval()
         teacher = me.model_from(parameters).model.module.eval()
         for kind in self.kinds:
-            inputs, moves = self._start(me, random)
+            inputs, moves = starting_points(me.model, self.samples, self.length, self.start_from, random)
             labels = torch.multinomial(counts, self.samples, replacement=True, generator=random).to(inputs.device)
             if kind != "random":
                 how = Sampling(
@@ -211,23 +207,6 @@ class FedDRS(Algorithm):
                     inputs = descend(sampling_loss(read, teacher, student, how), inputs, labels, moves, how, watch)
             with torch.no_grad():
                 yield Pseudo(inputs, labels, read(teacher, inputs, labels))
-
-    def _start(self, me: Server, random: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Inputs as they are drawn, and where they may move: special tokens stay at their places."""
-        space: Space = space_of(me.model, self.length)
-        if space.name == "pixels":
-            drawn = space.draw(self.samples, random)
-            return drawn, torch.ones_like(drawn)
-        table = word_embeddings(me.model).weight.detach()
-        places, ids = special_positions(me.model, self.length)
-        if self.start_from == "words":
-            inputs = table[_ordinary(me, (self.samples, self.length), random).to(table.device)]
-        else:
-            inputs = space.draw(self.samples, random)
-        inputs[:, places] = table[torch.from_numpy(ids).to(table.device)]
-        moves = torch.ones(self.length, 1, device=table.device)
-        moves[places] = 0.0
-        return inputs, moves
 
     def _watch(
         self,
@@ -263,29 +242,6 @@ class FedDRS(Algorithm):
                 learning.zero_grad(set_to_none=True)
 
 
-def _ordinary(me: Server, shape: tuple[int, int], random: torch.Generator) -> Tensor:
-    """Token numbers that stand for words, none of the tokenizer's special ones, drawn evenly."""
-    tokenizer = me.model.tokenizer
-    assert tokenizer is not None
-    special = set(getattr(getattr(tokenizer, "inner", None), "all_special_ids", ()))
-    # Of the tokenizer, not of the table: T5's has rows that no word ever had.
-    ordinary = torch.tensor([number for number in range(tokenizer.vocabulary) if number not in special])
-    return ordinary[torch.randint(len(ordinary), shape, generator=random)]
-
-
-@contextmanager
-def _frozen(module: nn.Module, is_frozen: bool) -> Iterator[None]:
-    """The embedding layer as it is; a head that is tied to it is the same tensor, and stays with it."""
-    held = [p for name, p in module.named_parameters() if is_frozen and EMBEDDINGS & set(name.split("."))]
-    for parameter in held:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in held:
-            parameter.requires_grad_(True)
-
-
 def _slot(client: str) -> str:
     """The memory's name for a client's last known model."""
-    return f"last of {client.replace('/', ' ')}"
+    return f"last of {file_name(client)}"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,6 +15,10 @@ from torch import Tensor, nn
 from fedstill.data.corpus import Ints
 from fedstill.errors import FedstillError
 from fedstill.models.build import Model
+
+EMBEDDINGS = {"embeddings", "embedding", "shared", "embed_tokens", "embed_positions", "layernorm_embedding"}
+EMBEDDINGS |= {"word_embedding", "wte", "wpe"}
+"""What a parameter's dotted name holds that belongs to the embedding layer: positions, types and LayerNorm too."""
 
 
 @dataclass(frozen=True)
@@ -63,3 +70,49 @@ def special_positions(model: Model, length: int) -> tuple[Ints, Ints]:
     after = len(around) - before
     positions = np.concatenate([np.arange(before), np.arange(length - after, length)])
     return positions, around.astype(np.int64)
+
+
+def starting_points(
+    model: Model, samples: int, length: int, kind: Literal["words", "gaussian"], random: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Inputs to descend from, and where they may move (1) or not (0): special tokens stay at their places.
+
+    Words are drawn evenly and looked up in the model's table; gaussian inputs have its mean and deviation, as pixels
+    always do.
+    """
+    space = space_of(model, length)
+    if space.name == "pixels":
+        drawn = space.draw(samples, random)
+        return drawn, torch.ones_like(drawn)
+    table = word_embeddings(model).weight.detach()
+    places, ids = special_positions(model, length)
+    if kind == "words":
+        inputs = table[_words(model, (samples, length), random).to(table.device)]
+    else:
+        inputs = space.draw(samples, random)
+    inputs[:, places] = table[torch.from_numpy(ids).to(table.device)]
+    moves = torch.ones(length, 1, device=table.device)
+    moves[places] = 0.0
+    return inputs, moves
+
+
+def _words(model: Model, shape: tuple[int, int], random: torch.Generator) -> Tensor:
+    """Token numbers that stand for words, none of the tokenizer's special ones, drawn evenly."""
+    assert model.tokenizer is not None
+    special = set(getattr(getattr(model.tokenizer, "inner", None), "all_special_ids", ()))
+    # Of the tokenizer, not of the table: T5's has rows that no word ever had.
+    ordinary = torch.tensor([number for number in range(model.tokenizer.vocabulary) if number not in special])
+    return ordinary[torch.randint(len(ordinary), shape, generator=random)]
+
+
+@contextmanager
+def held_embeddings(module: nn.Module, are_held: bool = True) -> Iterator[None]:
+    """The embedding layer as it is; a head that is tied to it is the same tensor, and stays with it."""
+    held = [p for name, p in module.named_parameters() if are_held and EMBEDDINGS & set(name.split("."))]
+    for parameter in held:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in held:
+            parameter.requires_grad_(True)
