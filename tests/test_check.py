@@ -82,6 +82,13 @@ def test_without_a_place_the_picture_has_the_experiments_name(here: Path, capsys
         (["shops.yaml", "server=lenet"], "server's model lenet reads images, and reviews holds text"),
         (["digits.yaml", "public=tweets"], "public: digits holds images; set rows of its own apart"),
         (["digits.yaml", "clients=lenet", "server=lenet"], "lenet needs images of 12x12 pixels or more"),
+        (["shops.yaml", "algorithm=FedSND"], "bow has no word embeddings to invent texts in"),
+        (["shops.yaml", "algorithm=FedDRS"], "bow has no word embeddings to invent texts in"),
+        (["shops.yaml", "algorithm=FedAUX"], "FedAUX: bow has no linear layer"),
+        (["shops.yaml", "train.heads=task"], "train.heads: reviews has one task only"),
+        (["shops.yaml", "corpus={name: superGLUE, task: CB}"], "no corpus called superGLUE; did you mean superglue?"),
+        (["digits.yaml", "--picture", "reviews.csv"], "pictures are written as PNG"),
+        (["digits.yaml", "--picture", "nowhere/shares.png"], "there is no folder nowhere"),
     ],
 )
 def test_what_does_not_fit_together_is_said_in_one_sentence(
@@ -92,3 +99,4 @@ def test_what_does_not_fit_together_is_said_in_one_sentence(
     assert says in printed
     assert "Traceback" not in printed
     assert not list(here.glob("*.png"))
+    assert (here / "reviews.csv").read_text().startswith("title,body")

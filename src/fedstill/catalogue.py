@@ -20,10 +20,15 @@ Page = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 def corpora() -> Page:
     """Corpora by name, and the generic door."""
-    rows = [(name, corpus.what, ", ".join(corpus.labels), corpus.licence) for name, corpus in EMBEDDED.items()]
+    rows = [(name, corpus.what, _few(corpus.labels), corpus.licence) for name, corpus in EMBEDDED.items()]
     rows.append(("{path: ...}", "your own CSV, TSV, JSONL or Parquet", "yours", "yours"))
     rows.append(("owner/name", "a Hugging Face data set", "its own", "its own"))
     return ("name", "what", "labels", "licence"), rows
+
+
+def _few(labels: Sequence[str]) -> str:
+    """The first of many labels, and how many there are."""
+    return ", ".join(labels) if len(labels) <= 14 else f"{', '.join(labels[:8])}, ... ({len(labels)})"
 
 
 def models() -> Page:

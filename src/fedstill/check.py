@@ -46,6 +46,7 @@ def report(experiment: Experiment, console: Console, picture: Path | None = None
         if algorithm.has_server_model:
             server = plan.make_server(lambda event: None)
             table.add_row(*map(Text, _model(server)))
+            algorithm.admit(server)
             if "parameters" in algorithm.requires():
                 same_architecture(algorithm, server, architectures)
     console.print(table)
@@ -55,6 +56,10 @@ def report(experiment: Experiment, console: Console, picture: Path | None = None
         if missing and corpus.label_tasks is None:  # a client of one task is meant to miss the others' labels
             said = f"{name} has no {' and no '.join(missing)} among its {len(rows)} training rows."
             console.print(said, style="yellow", markup=False, soft_wrap=True)
+    for task in plan.tasks:
+        rows = np.concatenate([*plan.partition.test.values(), *plan.test_domains.values()])
+        if not np.isin(corpus.domain_names.index(task), corpus.domains[rows] if corpus.domains is not None else ()):
+            console.print(f"{task} has no test rows: it is not in the mean over tasks.", style="yellow", markup=False)
     for sentence in _sentences(plan, algorithm.cost):
         console.print(sentence, highlight=False, soft_wrap=True, markup=False)
 

@@ -155,6 +155,10 @@ def check(
     from fedstill.check import report
     from fedstill.config import from_source
 
+    if picture is not None and picture.suffix.lower() != ".png":
+        raise FedstillError(f"--picture {picture}: pictures are written as PNG; give a name that ends in .png.")
+    if picture is not None and not picture.parent.is_dir():
+        raise FedstillError(f"--picture {picture}: there is no folder {picture.parent}.")
     checked = from_source(_source(experiment, overrides or []))
     report(checked, console, picture or Path(f"{checked.name}-partition.png"))
 
@@ -187,6 +191,9 @@ def predict(
         list[str] | None, typer.Option(help="The text column; twice for a pair. Default: the experiment's.")
     ] = None,
     encoding: Annotated[str, typer.Option(help="Of the file.")] = "utf-8",
+    task: Annotated[
+        str | None, typer.Option(help="Of a run with several tasks, the one that the texts are for.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write here instead of to the screen.")] = None,
 ) -> None:
     """Label texts with a model of a finished run: the texts, their labels and probabilities, as CSV."""
@@ -194,7 +201,7 @@ def predict(
 
     if out is not None and out.suffix.lower() != ".csv":
         raise FedstillError(f"--out {out}: predictions are written as CSV; give a name that ends in .csv.")
-    rows = list(label_file(run, file, party, text, encoding))
+    rows = list(label_file(run, file, party, text, encoding, task))
     if out is None:
         csv.writer(sys.stdout).writerows(rows)
         return

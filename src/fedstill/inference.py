@@ -6,21 +6,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from fedstill.config import load_experiment
+from fedstill.config import Experiment, load_experiment
 from fedstill.data.corpora import files
 from fedstill.data.corpora.files import Columns
 from fedstill.data.examples import Examples
 from fedstill.data.tokens import TokenStore
 from fedstill.errors import FedstillError
 from fedstill.learning.predict import predict
-from fedstill.models import load
+from fedstill.models import Model, load
 from fedstill.plugins import nearest
 from fedstill.results.record import Record
 
 
 def label_file(
-    run: Path, file: Path, party: str, text: Sequence[str] | None, encoding: str = "utf-8"
+    run: Path, file: Path, party: str, text: Sequence[str] | None, encoding: str = "utf-8", task: str | None = None
 ) -> Iterator[list[str]]:
     """A header, then for every text of the file: the text, its label, and the probability of that label."""
     record = Record(run)
@@ -45,8 +46,20 @@ def label_file(
     pairs = [row.pair or "" for row in rows] if len(columns) == 2 else None
     encoded = model.tokenizer.encode([row.text for row in rows], pairs, spec.train.max_length)
     store = TokenStore(*encoded, pad_id=model.tokenizer.pad_id, pads_left=model.pads_left)
-    probabilities = predict(model.module, Examples(store, np.arange(len(rows)))).softmax(-1)
+    logits = predict(model.module, Examples(store, np.arange(len(rows))))
+    probabilities = logits.masked_fill(~_answers(model, experiment, task), -torch.inf).softmax(-1)
     best = probabilities.max(-1)
     yield [*columns, "label", "probability"]
     for row, number, value in zip(rows, best.indices.tolist(), best.values.tolist(), strict=True):
         yield [row.text, *([row.pair or ""] if pairs is not None else []), model.labels[number], f"{value:.4f}"]
+
+
+def _answers(model: Model, experiment: Experiment, task: str | None) -> torch.Tensor:
+    """Which labels may be given: all, or where there are several tasks those of the one that was named."""
+    tasks = sorted({label.partition("/")[0] for label in model.labels}) if experiment.corpus.is_of_tasks else []
+    if task is None and not tasks:
+        return torch.ones(len(model.labels), dtype=torch.bool)
+    if task not in tasks:
+        wanted = f"it has no task {task!r}" if task is not None else "say which is meant with --task"
+        raise FedstillError(f"this run has {'the tasks ' + ', '.join(tasks) if tasks else 'one task only'}: {wanted}.")
+    return torch.tensor([label.partition("/")[0] == task for label in model.labels])

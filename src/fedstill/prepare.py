@@ -42,6 +42,8 @@ def prepare(experiment: Experiment, folder: Path) -> tuple[Experiment, Plan, Cor
         )
     clients = experiment.client_specs(parts.clients)
     server = experiment.server_spec()
+    if corpus.label_tasks is None and any(spec.train.heads == "task" for spec in (server, *clients.values())):
+        raise FedstillError(f"train.heads: {corpus.name} has one task only; leave out `heads: task`.")
     _check_needs(experiment.make_algorithm(), parts, experiment)
     default = default_tokenizer(experiment)
     fingerprint = corpus.fingerprint()

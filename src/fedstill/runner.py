@@ -33,7 +33,7 @@ def run(
 ) -> Record:
     """Run an experiment into a folder (`runs/<name>/seed-<n>` unless given) and return its record."""
     folder = Path(out) if out is not None else Path("runs") / experiment.name / f"seed-{experiment.seed}"
-    _make_room(folder, force)
+    _make_room(folder, force, experiment)
     tell({"preparing": str(folder)})
     with _explaining(folder):
         experiment, plan, corpus = prepare(experiment, folder.resolve())
@@ -105,12 +105,17 @@ def _conduct(plan: Plan, folder: Path, tell: Tell, after: Manifest | None) -> Re
     return Record(folder)
 
 
-def _make_room(folder: Path, force: bool) -> None:
+def _make_room(folder: Path, force: bool, experiment: Experiment) -> None:
     if force and (folder / "experiment.yaml").exists():
         shutil.rmtree(folder)
     if Record(folder).is_finished:
         raise FedstillError(
             f"{folder} holds a finished run; --force runs it again, or choose another folder with --out."
+        )
+    if changed := differences(experiment, folder):
+        raise FedstillError(
+            f"{folder} holds an unfinished run of another experiment (it differs in {', '.join(changed[:3])}); over "
+            "with --force, or choose another folder with --out."
         )
     if (folder / "experiment.yaml").exists():
         raise FedstillError(

@@ -255,5 +255,5 @@ def test_clients_that_lack_classes_rounds_that_lack_clients_and_private_scores(e
 
 
 def test_a_model_without_a_linear_layer_is_refused_before_any_training(experiment, tmp_path):
-    with pytest.raises(FedstillError, match="BagOfWords has no linear layer whose input could be features"):
+    with pytest.raises(FedstillError, match="FedAUX: bow has no linear layer"):
         fedstill.run(experiment(algorithm="FedAUX"), tmp_path / "run")

@@ -13,8 +13,10 @@ import fedstill
 from fedstill.algorithms.feddrs import FedDRS, Work
 from fedstill.config import Experiment
 from fedstill.errors import FedstillError
+from fedstill.inference import label_file
 from fedstill.prepare import prepare
 from fedstill.randomness import key
+from fedstill.results.compare import compare, load_runs
 from fedstill.wire.messages import Hello, Parameters
 from fedstill.wire.replies import Replies
 from tests.algorithms.test_fedsnd import TEXTCNN, active, digits, model_of, one_row, silent, write_shops  # noqa: F401
@@ -451,6 +453,29 @@ def test_with_a_head_a_task_no_prediction_leaves_its_task_and_tasks_count_the_sa
         assert scores[f"test/{task}"]["accuracy"] == pytest.approx(right)
         accuracy.append(right)
     assert scores["tasks"]["accuracy"] == pytest.approx(np.mean(accuracy))
+    compared = compare(load_runs([record.folder]))
+    assert compared.rows[0].domains["mean over tasks"].mean == pytest.approx(np.mean(accuracy))
+
+
+def test_texts_are_labelled_for_the_task_that_is_named(two_tasks, tmp_path):
+    run = fedstill.run(two_tasks(algorithm="FedAvg", rounds=1), tmp_path / "run").folder
+    labelled = list(label_file(run, tmp_path / "news.csv", "server", ["text"], task="mail"))
+    assert {row[1] for row in labelled[1:]} <= {"mail/ham", "mail/spam"}
+    assert all(float(row[2]) >= 0.5 for row in labelled[1:])
+    for task, says in ((None, "say which is meant with --task"), ("post", "it has no task 'post'")):
+        with pytest.raises(FedstillError, match=f"this run has the tasks mail, news: {says}"):
+            list(label_file(run, tmp_path / "news.csv", "server", ["text"], task=task))
+
+
+@pytest.mark.parametrize(("smallest", "notes"), [(2, 1), (20, 0)])
+def test_a_client_so_small_that_it_starves_the_others_is_told_of(texts, server_of, smallest, notes):
+    me, _ = server_of(texts())
+    fed = Fed(
+        me, {name: Hello(size, COUNTS) for name, size in {"a": smallest, "b": 30, "c": 30}.items()}, ("a", "b", "c")
+    )
+    fed.call = lambda verb, message: Replies({"b": Parameters(me.parameters())}, fed.clients)
+    FedDRS(**STILL | {"passes": 0, "post": 0}).round(fed, Work(me.parameters()))
+    assert sum(f"trains on {smallest} rows at most" in note for note in me.notes) == notes
 
 
 def test_two_workers_and_interruptions_give_the_same_bytes(texts, tmp_path):

@@ -289,3 +289,10 @@ def test_a_teacher_with_more_layers_is_taken(berts, tmp_path):
 def test_a_teacher_that_reads_otherwise_is_refused_in_one_sentence(experiment, tmp_path):
     with pytest.raises(FedstillError, match=r"teacher \(textcnn\) reads with another tokenizer than .* \(bow\)"):
         fedstill.run(experiment(algorithm={"name": "MutualKD", "teacher": "textcnn"}), tmp_path / "run")
+
+
+def test_a_teacher_that_is_not_there_is_told_once_before_anybody_trains(experiment, tmp_path):
+    with pytest.raises(FedstillError, match="round 0: 0 of 3 clients answered") as error:
+        fedstill.run(experiment(algorithm={"name": "MutualKD", "teacher": "nosuchmodel"}), tmp_path / "run")
+    assert str(error.value).count("is no local path") == 1
+    assert "books, films, shoes: " in str(error.value)

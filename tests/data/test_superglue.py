@@ -369,7 +369,7 @@ def test_a_missing_folder_or_file_is_named(folder):
     (folder / "RTE" / "val.jsonl").unlink()
     with pytest.raises(FedstillError, match=r"RTE/val\.jsonl is missing; RTE needs train\.jsonl and val\.jsonl as Sup"):
         read("RTE", folder)
-    with pytest.raises(FedstillError, match=r"absent holds no folder RTE: set `path:` to the folder with RTE/train"):
+    with pytest.raises(FedstillError, match=r"absent is not a folder; set `path:` to the one that holds RTE/train"):
         read("RTE", folder / "absent")
     with pytest.raises(FedstillError, match=f"CB is one task's folder; set `path:` to the folder above, {folder}\\."):
         read("CB", folder / "CB")

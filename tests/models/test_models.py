@@ -347,6 +347,16 @@ def test_a_folder_with_only_a_pickle_is_refused_unopened(tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
+def test_a_classifier_of_other_labels_gets_a_new_head(tmp_path):
+    first = make(name="bert-tiny")
+    first.save(tmp_path)
+    other = build(ModelSpec(name=str(tmp_path)), ["a", "b", "c", "d", "e"], "bert-tiny", seed=3)
+    assert other.module.classifier.out_features == 5
+    assert torch.equal(
+        other.module.bert.embeddings.word_embeddings.weight, first.module.bert.embeddings.word_embeddings.weight
+    )
+
+
 def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(FedstillError, match="holds no model"):
         load(tmp_path)

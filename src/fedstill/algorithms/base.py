@@ -52,6 +52,9 @@ class Algorithm:
     cost: ClassVar[str] = ""
     """Numbers a round with one multicast down: N public samples, C classes, K clients."""
 
+    def admit(self, me: Server) -> None:
+        """Refuse, in one sentence, models that the method cannot work with; before anything runs."""
+
     def start(self, fed: Federation) -> Answers:
         """Before round 1."""
         return None

@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from scipy.optimize import minimize
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedstill.algorithms.base import Algorithm, Federation, Positive, Role
 from fedstill.errors import FedstillError
-from fedstill.learning.features import features, last_linear
+from fedstill.learning.features import features
 from fedstill.learning.losses import kl
+from fedstill.models.text_to_text import TextToText
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Done, Message, Parameters, array
@@ -60,8 +61,15 @@ class FedAUX(Algorithm):
     role: ClassVar[Role] = "baseline"
     cost: ClassVar[str] = "P(K+1)+N_a K once"
 
+    def admit(self, me: Server) -> None:
+        layers = me.model.module.modules()
+        if isinstance(me.model.module, TextToText) or not any(isinstance(layer, nn.Linear) for layer in layers):
+            raise FedstillError(
+                f"FedAUX: {me.model.spec} has no linear layer that sees one vector a row, whose input could be "
+                "features; choose a text classifier (a transformer, textcnn, bigru) or an image model."
+            )
+
     def start(self, fed: Federation) -> None:
-        last_linear(fed.server.model.module)  # better refused here, once, than by every client
         replies = fed.call("certify", Parameters(fed.server.parameters()), clients=list(fed.clients))
         if replies.failures:
             raise FedstillError(f"FedAUX needs everybody's scores, and {replies.failures[0].client} sent none.")

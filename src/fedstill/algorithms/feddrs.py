@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import median
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -99,17 +100,25 @@ class FedDRS(Algorithm):
         """The sets that are sampled."""
         return tuple(self.sets or (("adversary",) if self.variant == "ad_only" else KINDS))
 
+    def admit(self, me: Server) -> None:
+        space_of(me.model, self.length)
+        if me.model.longest is not None and self.length > me.model.longest:
+            raise FedstillError(
+                f"FedDRS.length: {me.model.spec} reads {me.model.longest} tokens at most, not {self.length}."
+            )
+
     def start(self, fed: Federation) -> Work:
-        model = fed.server.model
-        space_of(model, self.length)  # refuses what cannot be sampled before anybody trains
-        if model.longest is not None and self.length > model.longest:
-            raise FedstillError(f"FedDRS.length: {model.spec} reads {model.longest} tokens at most, not {self.length}.")
         return Work(fed.server.parameters())
 
     def round(self, fed: Federation, answer: Answers) -> Answers:
         assert isinstance(answer, Work)
         smallest = min(fed.clients[name].size for name in fed.active)
         wanted = max(self.min_samples, smallest) if self.balance else max(h.size for h in fed.clients.values())
+        if 2 * wanted < median(fed.clients[name].size for name in fed.active):
+            fed.server.notes.append(
+                f"balance: every active client trains on {wanted} rows at most, as many as the smallest has, which is "
+                "less than half of what most have; raise `min_samples`, or set `balance: false`."
+            )
         return self.server(fed.server, fed.call("work", replace(answer, rows_wanted=wanted)))
 
     def work(self, me: Client, work: Work) -> Parameters:

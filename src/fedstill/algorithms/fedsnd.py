@@ -70,9 +70,11 @@ class FedSND(Algorithm):
     paper: ClassVar[str] = "FedSND (Zheng 2023)"
     cost: ClassVar[str] = "P(K+1)"
 
+    def admit(self, me: Server) -> None:
+        if self.noise_distillation:
+            space_of(me.model, me.spec.train.max_length)
+
     def start(self, fed: Federation) -> Parameters:
-        if self.noise_distillation:  # refuses what no noise can be made for before anybody trains
-            space_of(fed.server.model, fed.server.spec.train.max_length)
         return Parameters.of(fed.server.parameters(), self.width)
 
     def digest(self, me: Client, answer: Parameters) -> None:
@@ -101,6 +103,8 @@ class FedSND(Algorithm):
                 noise = self._noise(me, ups)
             with me.timed("distillation"):
                 models = self._exchange(me, models, noise)
+        elif self.noise_distillation:
+            me.notes.append("one active client alone: nobody to distil its noise into.")
         with me.timed("averaging"):
             distilled = replace(ups, messages={name: Parameters(own) for name, own in models.items()})
             me.set_parameters(distilled.average("parameters", uniform(len(models))))

@@ -18,7 +18,7 @@ from fedstill.parties.client import Client
 from fedstill.parties.party import Party
 from fedstill.parties.server import Server
 from fedstill.wire.low_rank import compress, expand
-from fedstill.wire.messages import Done, Message
+from fedstill.wire.messages import Done, Hello, Message
 from fedstill.wire.replies import Replies, uniform
 
 Energy = Annotated[float, Field(gt=0, lt=1)]
@@ -58,6 +58,10 @@ class MutualKD(Algorithm):
     role: ClassVar[Role] = "baseline"
     cost: ClassVar[str] = "(K+1) sum r(m+n+1)"
 
+    def hello(self, me: Client, nothing: None) -> Hello:
+        self._teacher(me)  # a teacher that cannot be had is told before anybody trains
+        return super().hello(me, nothing)
+
     def start(self, fed: Federation) -> Student:
         return Student(fed.server.parameters(), is_whole=True, rounds=fed.rounds)
 
@@ -75,8 +79,7 @@ class MutualKD(Algorithm):
 
     def learn(self, me: Client) -> None:
         """One phase in which teacher and student see the same batches."""
-        teacher = me.extra("teacher", None if self.teacher is None else ModelSpec(name=self.teacher))
-        _refuse_other_layers(me, teacher)
+        teacher = self._teacher(me)
         data, settings = me.training_rows(), me.spec.train
         assert data.labels is not None
         weights = class_weights(data.labels, len(me.model.labels)) if settings.class_weights == "balanced" else None
@@ -90,6 +93,11 @@ class MutualKD(Algorithm):
         except FedstillError as error:
             raise FedstillError(f"{me.name}, train in round {me.round}: {error}") from error
         me.observe("mutual", {"teacher_loss": losses[-1][0], "student_loss": losses[-1][1]})
+
+    def _teacher(self, me: Client) -> Party:
+        teacher = me.extra("teacher", None if self.teacher is None else ModelSpec(name=self.teacher))
+        _refuse_other_layers(me, teacher)
+        return teacher
 
     def round(self, fed: Federation, answer: Answers) -> Answers:
         ups = fed.call("turn", answer)

@@ -75,6 +75,7 @@ class Engine(ABC):
         """All rounds from the beginning, or those after a checkpoint."""
         self._enter(0)
         self._greet()
+        self.algorithm.admit(self.server)
         answer = self._restore(after) if after is not None else self.algorithm.start(self)
         if after is None:
             self._write_ledger()
@@ -120,15 +121,16 @@ class Engine(ABC):
             reply = outcome if isinstance(outcome, Failure) else self._open(verb, name, outcome, _asked(message, name))
             if isinstance(reply, Failure):
                 failures.append(reply)
-                self._note(name, f"no usable reply to {verb}: {reply.reason}")
             else:
                 messages[name] = reply
         needed = max(1, math.ceil(self.plan.quorum * len(names) - 1e-9))
         if len(messages) < needed:
-            reasons = "; ".join(f"{failure.client}: {failure.reason}" for failure in failures)
             raise FedstillError(
-                f"round {self.round}: {len(messages)} of {len(names)} clients answered, {needed} are needed ({reasons})"
+                f"round {self.round}: {len(messages)} of {len(names)} clients answered, {needed} are needed "
+                f"({_reasons(failures)})"
             )
+        for failure in failures:
+            self._note(failure.client, f"no usable reply to {verb}: {failure.reason}")
         return Replies(messages, self.clients, tuple(failures))
 
     def _pack(self, verb: str, message: Answers, names: Sequence[str]) -> dict[str, bytes]:
@@ -261,6 +263,17 @@ def _asked(message: Answers, name: str) -> int:
     """About how many rows it was asked; any number will do where it was asked about none by name."""
     rows = getattr(_for(message, name), "rows", None)
     return -1 if rows is None else len(rows)
+
+
+def _reasons(failures: Sequence[Failure]) -> str:
+    """Why clients did not answer, each reason once."""
+    clients: dict[str, list[str]] = {}
+    for failure in failures:
+        clients.setdefault(failure.reason.replace(failure.client, "..."), []).append(failure.client)
+    return "; ".join(
+        f"{', '.join(names)}: {reason if len(names) > 1 else reason.replace('...', names[0])}"
+        for reason, names in clients.items()
+    )
 
 
 def same_architecture(algorithm: Algorithm, server: Server, architectures: Mapping[str, str]) -> None:

@@ -253,6 +253,8 @@ def _transformer(folder: Path, spec: ModelSpec, layers: int | None, labels: Sequ
                 local_files_only=True,
                 trust_remote_code=False,
                 dtype=torch.float32,
+                # A classifier of other labels is an encoder to us: its head is made anew, as a missing one is.
+                ignore_mismatched_sizes=labels is not None,
             )
     except (OSError, ValueError) as error:
         raise FedstillError(

@@ -15,6 +15,8 @@ from fedstill.files import file_name
 from fedstill.learning.metrics import METRICS, Integers
 
 POOLED = "test"
+TASKS, TASKS_MEAN = "tasks", "mean over tasks"
+"""The split that counts every task the same, and its heading."""
 DEEPEST = 3
 
 Scores = Mapping[str, Mapping[str, float]]
@@ -59,12 +61,14 @@ class Run:
 
     def domain(self, name: str) -> float | None:
         """The score on one domain's test: the server's, or that of the domain's own client."""
-        return self._score(self.server if self.server is not None else self.clients.get(name), f"{POOLED}/{name}")
+        split = TASKS if name == TASKS_MEAN else f"{POOLED}/{name}"
+        return self._score(self.server if self.server is not None else self.clients.get(name), split)
 
     def domains(self) -> set[str]:
         """Domains that any of the run's models was tested on."""
         tested = [*([self.server] if self.server is not None else []), *self.clients.values()]
-        return {split.partition("/")[2] for scores in tested for split in scores if split.startswith(f"{POOLED}/")}
+        named = {split.partition("/")[2] for scores in tested for split in scores if split.startswith(f"{POOLED}/")}
+        return named | ({TASKS_MEAN} if any(TASKS in scores for scores in tested) else set())
 
     def _score(self, scores: Scores | None, split: str) -> float | None:
         return None if scores is None else scores.get(split, {}).get(self.metric)

@@ -99,7 +99,11 @@ class CorpusSpec(Settings):
     @model_validator(mode="before")
     @classmethod
     def _name_alone(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
+        options = {"name": value} if isinstance(value, str) else value
+        name = options.get("name") if isinstance(options, dict) else None
+        if isinstance(name, str) and name not in EMBEDDED and name.lower() in EMBEDDED:
+            raise ValueError(f"there is no corpus called {name}; did you mean {name.lower()}?")
+        return options
 
     @field_validator("task")
     @classmethod

@@ -267,7 +267,12 @@ def _source(name: str, folder: Path | None, split: str) -> Iterable[Record]:
 def _home(name: str, folder: Path) -> Path:
     """The task's folder, in whatever case it is written."""
     wanted = {name.lower(), f"{name.lower()}_dataset"}  # WiC's own publisher calls it WiC_dataset
-    inside = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    if not folder.is_dir():
+        raise FedstillError(
+            f"{folder} is not a folder; set `path:` to the one that holds {name}/train.jsonl, or leave it out to take "
+            "SuperGLUE from the Hugging Face Hub."
+        )
+    inside = sorted(path for path in folder.iterdir() if path.is_dir())
     for path in inside:
         if path.name.lower() in wanted:
             return path
