@@ -15,7 +15,8 @@ from fedstill.models import Model, ModelSpec
 from fedstill.models.small import BagOfWords
 from fedstill.models.tokenizers import HashedNgrams
 from fedstill.parties.client import Client
-from fedstill.parties.party import Evaluation, PartyData, PartySpec, Surroundings, TrainSettings
+from fedstill.parties.evaluation import Evaluation
+from fedstill.parties.party import PartyData, PartySpec, Surroundings, TrainSettings
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Hello, Opinion
 from fedstill.wire.replies import Replies

@@ -21,7 +21,8 @@ from fedstill.learning.precision import choose_device, choose_precision
 from fedstill.models import Model, ModelSpec, build
 from fedstill.models.build import Shape
 from fedstill.parties.client import Client
-from fedstill.parties.party import Evaluation, Party, PartyData, PartySpec, Surroundings
+from fedstill.parties.evaluation import Evaluation
+from fedstill.parties.party import Party, PartyData, PartySpec, Surroundings
 from fedstill.parties.server import Server
 from fedstill.randomness import key
 

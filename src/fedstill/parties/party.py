@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from fedstill.data.corpus import Ints
 from fedstill.data.examples import Examples
 from fedstill.errors import FedstillError
-from fedstill.learning.losses import Loss, joint, task_ce, within_task
-from fedstill.learning.metrics import scores
+from fedstill.learning.losses import Loss, joint, task_ce
 from fedstill.learning.phases import EpochLosses, Passes, Phase, PhaseSettings, class_weights
 from fedstill.learning.precision import Precision
 from fedstill.learning.predict import generate, predict
 from fedstill.models import Model, ModelSpec
 from fedstill.models.text_to_text import TextToText
+from fedstill.parties.evaluation import Evaluation
 from fedstill.randomness import generator, key
 
 Stage = Literal["trained", "distilled", "processed"]
@@ -52,30 +52,6 @@ class PartySpec:
     model: ModelSpec
     train: TrainSettings
     distill: PhaseSettings
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Labelled rows that a party measures itself on, predicted once, and the splits that are cut from them."""
-
-    data: Examples
-    splits: Mapping[str, Ints]
-    means: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Splits whose scores are the plain mean over other splits: over tasks, each as important as any other."""
-    label_tasks: Tensor | None = None
-    """Where labels belong to tasks, predictions are made within the row's own."""
-
-    def decide(self, logits: Tensor) -> Ints:
-        """The predicted classes."""
-        if self.label_tasks is not None:
-            logits = within_task(logits, self.label_tasks[torch.from_numpy(self.labels)], self.label_tasks)
-        return logits.argmax(-1).numpy()
-
-    @property
-    def labels(self) -> Ints:
-        """The true classes."""
-        assert self.data.labels is not None
-        return self.data.labels.numpy()
 
 
 @dataclass(frozen=True)
@@ -285,20 +261,8 @@ class Party:
         evaluation = self.data.evaluation
         if evaluation is None or not len(evaluation.data):
             return
-        predicted = evaluation.decide(self.scored())
-        written = self._written(evaluation)
         about = {"round": self.round if round is None else round, "party": self.name, "stage": stage}
-        measured = {
-            split: scores(evaluation.labels[rows], predicted[rows], len(self.model.labels))
-            | {name: float(right[rows].mean()) for name, right in written.items()}
-            | {"rows": len(rows)}
-            for split, rows in evaluation.splits.items()
-            if len(rows)
-        }
-        for split, others in evaluation.means.items():
-            known = [measured[other] for other in others if other in measured]
-            means = {name: float(np.mean([values[name] for values in known])) for name in known[0]} if known else {}
-            measured |= {split: means | {"rows": sum(int(values["rows"]) for values in known)}} if known else {}
+        measured = evaluation.measure(self.scored(), self._written(evaluation))
         self.metrics += [about | {"split": split} | values for split, values in measured.items()]
 
     def scored(self) -> Tensor:

@@ -1,0 +1,57 @@
+"""What a party is measured on, and how: rows predicted once, splits cut from them, means over tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedstill.data.corpus import Ints
+from fedstill.data.examples import Examples
+from fedstill.learning.losses import within_task
+from fedstill.learning.metrics import scores
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Labelled rows that a party measures itself on, predicted once, and the splits that are cut from them."""
+
+    data: Examples
+    splits: Mapping[str, Ints]
+    means: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Splits whose scores are the plain mean over other splits: over tasks, each as important as any other."""
+    label_tasks: Tensor | None = None
+    """Where labels belong to tasks, predictions are made within the row's own."""
+
+    @property
+    def labels(self) -> Ints:
+        """The true classes."""
+        assert self.data.labels is not None
+        return self.data.labels.numpy()
+
+    def decide(self, logits: Tensor) -> Ints:
+        """The predicted classes."""
+        if self.label_tasks is not None:
+            logits = within_task(logits, self.label_tasks[torch.from_numpy(self.labels)], self.label_tasks)
+        return logits.argmax(-1).numpy()
+
+    def measure(self, logits: Tensor, more: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, dict[str, Any]]:
+        """Every metric by split; `more` are further values a row, of which the mean is taken."""
+        predicted = self.decide(logits)
+        measured = {
+            split: scores(self.labels[rows], predicted[rows], logits.shape[1])
+            | {name: float(values[rows].mean()) for name, values in more.items()}
+            | {"rows": len(rows)}
+            for split, rows in self.splits.items()
+            if len(rows)
+        }
+        for split, others in self.means.items():
+            if known := [measured[other] for other in others if other in measured]:
+                means = {name: float(np.mean([values[name] for values in known])) for name in known[0]}
+                measured[split] = means | {"rows": sum(int(values["rows"]) for values in known)}
+        return measured
