@@ -172,10 +172,11 @@ def _setting(run: GridRun) -> str:
         "global test": sum(map(len, parts.global_test.values())),
     }
     rows = ", ".join(f"{size:,} {what}" for what, size in sizes.items() if size)
+    length = f", {experiment.train.max_length} tokens" if experiment.server.reads == "text" else ""
     return (
         f"{rows} rows; K = {len(clients)} clients ({', '.join(models)}), server {experiment.server}; T = "
         f"{experiment.rounds} rounds, {experiment.train.epochs} epochs of training and "
-        f"{experiment.resolved().distill.epochs} of distilling, {experiment.train.max_length} tokens."
+        f"{experiment.resolved().distill.epochs} of distilling{length}."
     )
 
 
