@@ -80,6 +80,9 @@ class MutualKD(Algorithm):
     def learn(self, me: Client) -> None:
         """One phase in which teacher and student see the same batches."""
         teacher = self._teacher(me)
+        if not _show_layers(me, teacher) and me.memory.setdefault("noted", 0.0) == 0.0:
+            me.memory["noted"] = 1.0
+            me.notes.append("teacher or student shows no hidden states: they learn from each other's logits only.")
         data, settings = me.training_rows(), me.spec.train
         assert data.labels is not None
         weights = class_weights(data.labels, len(me.model.labels)) if settings.class_weights == "balanced" else None
@@ -139,17 +142,17 @@ def _theta(me: Client) -> dict[str, Tensor]:
     return theta
 
 
+def _show_layers(me: Client, teacher: Party) -> bool:
+    return shows_layers(me.model.module) and shows_layers(teacher.model.module)
+
+
 def _refuse_other_layers(me: Client, teacher: Party) -> None:
     """Layers can be compared where both models show them and have the same width."""
-    modules = [party.model.module for party in (teacher, me)]
-    if not all(map(shows_layers, modules)):
-        if me.memory.setdefault("noted", 0.0) == 0.0:
-            me.memory["noted"] = 1.0
-            me.notes.append("teacher or student shows no hidden states: they learn from each other's logits only.")
+    if not _show_layers(me, teacher):
         return
     (width, heads), (own_width, own_heads) = (
         (module.config.hidden_size, module.config.num_attention_heads)  # type: ignore[union-attr]
-        for module in modules
+        for module in (teacher.model.module, me.model.module)
     )
     if (width, heads) != (own_width, own_heads):
         raise FedstillError(
