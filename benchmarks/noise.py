@@ -146,7 +146,7 @@ def lines(found: dict[str, dict[str, dict[str, float]]]) -> list[str]:
         "",
         f"## FedSND: seconds of a round, LeNet, {ROWS} images a client, 10 epochs, a fifth of the clients active",
         "",
-        f"| machine | clients | {' | '.join(parts)} |",
+        f"| machine | clients | {' | '.join(parts).replace('clients', 'waiting for clients')} |",
         "|---|---|" + "---|" * len(parts),
         *(
             f"| {where} | {clients.removesuffix(' clients')} | {' | '.join(f'{v[part]:.2f}' for part in parts)} |"
@@ -154,8 +154,7 @@ def lines(found: dict[str, dict[str, dict[str, float]]]) -> list[str]:
             for clients, v in growth_by[where].items()
         ),
         "",
-        "`clients` is the time that the server waits for them (two workers on the CPU, one process on the GPU); every",
-        "run's `log.jsonl` has these numbers.",
+        "Clients train in two workers on the CPU, in one process on the GPU. Every run's `log.jsonl` has these numbers.",
         "",
     ]
 
