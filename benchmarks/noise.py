@@ -154,7 +154,7 @@ def lines(found: dict[str, dict[str, dict[str, float]]]) -> list[str]:
             for clients, v in growth_by[where].items()
         ),
         "",
-        "Clients train in two workers on the CPU, in one process on the GPU. Every run's `log.jsonl` has these numbers.",
+        "Clients train in two workers on the CPU and one process on the GPU. Every run's `log.jsonl` has these.",
         "",
     ]
 
