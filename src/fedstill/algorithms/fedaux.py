@@ -14,7 +14,8 @@ from pydantic import Field
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from fedstill.algorithms.base import Algorithm, Federation, Positive, Role
+from fedstill.algorithms.base import Federation, Positive
+from fedstill.algorithms.fedavg import FedAvg
 from fedstill.errors import FedstillError
 from fedstill.learning.features import features
 from fedstill.learning.losses import kl
@@ -33,7 +34,7 @@ class Certainty(Message):
 
 
 @dataclass(frozen=True)
-class FedAUX(Algorithm):
+class FedAUX(FedAvg):
     """theta = mean_k theta^k, then KL(s(sum_k s_k z^k / sum_k s_k) || f) with all received models on the public rows.
 
     s_k(x), sent once, is the probability of x being the client's and not auxiliary (at least `floor`), by a logistic
@@ -58,7 +59,6 @@ class FedAUX(Algorithm):
     needs: ClassVar[frozenset[str]] = frozenset({"public", "parameters"})
     messages: ClassVar[tuple[type[Message], ...]] = (Parameters, Certainty, Done)
     paper: ClassVar[str] = "FedAUX (Sattler 2021)"
-    role: ClassVar[Role] = "baseline"
     cost: ClassVar[str] = "P(K+1)+N_a K once"
 
     def admit(self, me: Server) -> None:
@@ -96,13 +96,6 @@ class FedAUX(Algorithm):
         sensitivity = 2 / (self.regularisation * rows)
         return math.sqrt(2 * math.log(1.25 / self.delta)) * sensitivity / self.epsilon
 
-    def digest(self, me: Client, answer: Parameters) -> None:
-        me.set_parameters(answer.parameters)
-
-    def opine(self, me: Client) -> Parameters:
-        me.train()
-        return Parameters(me.parameters())
-
     def server(self, me: Server, ups: Replies[Parameters]) -> Parameters:
         certainty = me.memory["certainty"]
         assert isinstance(certainty, dict)
@@ -112,7 +105,7 @@ class FedAUX(Algorithm):
         me.set_parameters(ups.average("parameters", uniform(len(ups))))
         settings = me.spec.distill.model_copy(update={"rate": self.rate, "epochs": self.epochs})
         me.distill(ensemble, kl, settings=settings)
-        return Parameters(me.parameters())
+        return Parameters.of(me.parameters(), self.width)
 
 
 def in_unit_ball(own: Tensor, public: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstill.algorithms.base import Algorithm, Federation, Role
+from fedstill.algorithms.base import Algorithm, Answers, Federation, Role
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Done, Message, Parameters, Width
@@ -28,7 +28,7 @@ class FedAvg(Algorithm):
     role: ClassVar[Role] = "baseline"
     cost: ClassVar[str] = "P(K+1)"
 
-    def start(self, fed: Federation) -> Parameters:
+    def start(self, fed: Federation) -> Answers:
         return Parameters.of(fed.server.parameters(), self.width)
 
     def digest(self, me: Client, answer: Parameters) -> None:

@@ -8,17 +8,17 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from fedstill.algorithms.base import Algorithm, Federation, Positive, Role
-from fedstill.parties.client import Client
+from fedstill.algorithms.base import Positive
+from fedstill.algorithms.fedavg import FedAvg
 from fedstill.parties.server import Server
-from fedstill.wire.messages import Done, Message, Parameters
+from fedstill.wire.messages import Parameters
 from fedstill.wire.replies import Replies, uniform
 
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
 @dataclass(frozen=True)
-class FedOpt(Algorithm):
+class FedOpt(FedAvg):
     """FedAdam (Algorithm 2): D = sum_k (n_k/n) theta^k - theta, and theta += `rate` m / (sqrt(v) + `tau`).
 
     m = `beta1` m + (1 - `beta1`) D from 0, v = `beta2` v + (1 - `beta2`) D^2 from tau^2, without bias correction. The
@@ -32,21 +32,7 @@ class FedOpt(Algorithm):
     tau: Positive = 1e-3
     weights: Literal["size", "uniform"] = "size"
 
-    needs: ClassVar[frozenset[str]] = frozenset({"parameters"})
-    messages: ClassVar[tuple[type[Message], ...]] = (Parameters, Done)
     paper: ClassVar[str] = "FedOpt (Reddi 2021), FedAdam, as in FedDRS"
-    role: ClassVar[Role] = "baseline"
-    cost: ClassVar[str] = "P(K+1)"
-
-    def start(self, fed: Federation) -> Parameters:
-        return Parameters(fed.server.parameters())
-
-    def digest(self, me: Client, answer: Parameters) -> None:
-        me.set_parameters(answer.parameters)
-
-    def opine(self, me: Client) -> Parameters:
-        me.train()
-        return Parameters(me.parameters())
 
     def server(self, me: Server, ups: Replies[Parameters]) -> Parameters:
         theta = me.parameters()
@@ -65,4 +51,4 @@ class FedOpt(Algorithm):
             mean[name] = theta[name] + self.rate * m[name] / (v[name].sqrt() + self.tau)
         me.memory |= {"m": m, "v": v}
         me.set_parameters(mean)
-        return Parameters(me.parameters())
+        return Parameters.of(me.parameters(), self.width)
