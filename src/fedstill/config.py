@@ -15,6 +15,7 @@ from fedstill.data.corpora import CorpusSpec
 from fedstill.data.partition import PartitionSpec
 from fedstill.data.public import PublicSpec
 from fedstill.errors import FedstillError
+from fedstill.learning.fast import Fast
 from fedstill.learning.phases import PhaseSettings
 from fedstill.models import ModelSpec
 from fedstill.parties.party import PartySpec, TrainSettings
@@ -104,6 +105,8 @@ class Experiment(Settings):
     """Of each party's computation on a CPU; another number gives other gradients."""
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
+    fast: Fast = Fast()
+    """Techniques that take less time for the same work; false is none of them, as Hugging Face's own code computes."""
     memory: MemorySpec = MemorySpec()
     save_every: int = Field(1, ge=1)
     """Rounds from one checkpoint to the next."""

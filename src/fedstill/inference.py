@@ -14,6 +14,7 @@ from fedstill.data.corpora.files import Columns
 from fedstill.data.examples import Examples
 from fedstill.data.tokens import TokenStore
 from fedstill.errors import FedstillError
+from fedstill.learning.fast import accelerate
 from fedstill.learning.predict import predict
 from fedstill.models import Model, load
 from fedstill.plugins import nearest
@@ -39,6 +40,7 @@ def label_file(
         raise FedstillError("--text is given once, or twice for a pair of texts.")
     rows = list(files.read(file, Columns(columns[0], columns[1] if len(columns) == 2 else None, None), encoding))
     model = load(folder)
+    accelerate(model.module, experiment.fast)
     if model.tokenizer is None:
         raise FedstillError(f"{run}: the models of this run read images, and `fedstill predict` labels texts.")
     clients = record.summary["clients"]

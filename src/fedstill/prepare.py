@@ -58,6 +58,7 @@ def prepare(experiment: Experiment, folder: Path) -> tuple[Experiment, Plan, Cor
         workers=default_workers() if experiment.workers == "auto" else experiment.workers,
         device=experiment.device,
         precision=experiment.precision,
+        fast=experiment.fast,
         host_bytes=bytes_of(experiment.memory.host),
         save_every=experiment.save_every,
         client_tests=experiment.client_tests,

@@ -17,6 +17,7 @@ from fedstill.data.images import ImageStore
 from fedstill.data.partition import Partition
 from fedstill.data.tokens import TokenStore
 from fedstill.errors import FedstillError
+from fedstill.learning.fast import Fast, accelerate
 from fedstill.learning.precision import choose_device, choose_precision
 from fedstill.models import Model, ModelSpec, build
 from fedstill.models.build import Shape
@@ -42,6 +43,7 @@ class Plan:
     workers: int
     device: str
     precision: Literal["auto", "fp32", "bf16"]
+    fast: Fast
     host_bytes: int | None
     save_every: int
     client_tests: Literal["pooled", "own"]
@@ -170,6 +172,7 @@ class Plan:
     def _model(self, name: str, spec: PartySpec) -> Model:
         seed = key(self.seed, 0, name, "model")
         model = build(spec.model, self.labels, self.default_tokenizer, seed, self.shape)
+        accelerate(model.module, self.fast)
         model.label_tasks = _tensor(self.label_tasks)
         if model.longest is not None and spec.train.max_length > model.longest:
             raise FedstillError(
