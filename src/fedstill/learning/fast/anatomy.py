@@ -1,6 +1,6 @@
 """Where the classifiers of Hugging Face that we know keep their parts: one description for all their families.
 
-The parts are the modules themselves, so that whoever computes with an `Anatomy` computes with the model's own parameters.
+The parts are the modules themselves: whoever computes with an `Anatomy` computes with the model's own parameters.
 """
 
 from __future__ import annotations
