@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedstill import Experiment, FedstillError, run
-from fedstill.engines import local
+from fedstill.engines.sharing import share_out
 from tests.engines.conftest import content
 
 Small = Callable[..., Experiment]
@@ -54,8 +54,8 @@ def test_a_host_keeps_no_more_models_awake_than_the_limit_allows(small: Small, t
 def test_the_costliest_clients_are_shared_out_first(small: Small, tmp_path: Path) -> None:
     from fedstill.prepare import prepare
 
-    _, plan, _ = prepare(small(clients=["bow", "bert-tiny", "textcnn"], workers=2), tmp_path)
-    assert local.share_out(plan) == [["garden"], ["toys", "books"]]
+    _, plan, _ = prepare(small(clients=["bow", "bert-tiny", "textcnn"]), tmp_path)
+    assert share_out(plan, 2) == [["garden"], ["toys", "books"]]
 
 
 def test_a_worker_that_dies_ends_the_run_with_a_sentence(small: Small, tmp_path: Path) -> None:

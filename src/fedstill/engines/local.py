@@ -6,85 +6,41 @@ import json
 import os
 import signal
 import threading
-import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedstill.engines import processes
-from fedstill.engines.engine import Engine, Tell
+from fedstill.engines.engine import Tell
 from fedstill.engines.host import Host
 from fedstill.engines.journal import Journal
 from fedstill.engines.plan import Plan
 from fedstill.engines.processes import STOP_S, follow_parent, how_it_died, stop
+from fedstill.engines.sharing import Request, SharingEngine, answer, share_out
 from fedstill.errors import FedstillError
-from fedstill.files import FileReference
-from fedstill.models.build import cost
-from fedstill.wire.replies import Failure
-
-Request = tuple[str, str, bytes]
-"""What to do (call, save, restore, export), for whom, and with what."""
 
 
-class LocalEngine(Engine):
+class LocalEngine(SharingEngine["_Host"]):
     """Clients in this process, or in workers that each host a share of them."""
 
     def __init__(self, plan: Plan, journal: Journal, tell: Tell) -> None:
         torch.set_num_threads(plan.threads)
         super().__init__(plan, journal, tell)
-        shares = share_out(plan)
+        shares = share_out(plan, plan.workers)
         if len(shares) == 1:
             self.hosts: list[_Host] = [_Here(plan, tell)]
         else:
             self.hosts = [_Worker(plan, len(shares), tell) for _ in shares]
         self.host_of = {name: host for host, names in zip(self.hosts, shares, strict=True) for name in names}
 
-    def deliver(self, parcels: Mapping[str, bytes]) -> Mapping[str, bytes | Failure]:
-        requests: dict[_Host, deque[Request]] = {host: deque() for host in self.hosts}
-        for name, raw in parcels.items():
-            requests[self.host_of[name]].append(("call", name, raw))
-        return {
-            name: Failure(name, outcome) if isinstance(outcome, str) else outcome
-            for (_, name, _), outcome in self._work(requests)
-        }
-
-    def save_clients(self) -> Mapping[str, FileReference]:
-        files: dict[str, FileReference] = {}
-        for reply in self._order({host: [("save", str(self.round), b"")] for host in self.hosts}):
-            files |= {name: FileReference(**reference) for name, reference in json.loads(reply).items()}
-        return files
-
-    def restore_clients(self, files: Mapping[str, FileReference]) -> None:
-        own: dict[_Host, dict[str, Any]] = {host: {} for host in self.hosts}
-        for name, reference in files.items():
-            own[self.host_of[name]][name] = asdict(reference)
-        self._order({host: [("restore", "", json.dumps(states).encode())] for host, states in own.items()})
-
-    def export_clients(self) -> None:
-        self._order(
-            {host: [("export", n, b"") for n in self.host_of if self.host_of[n] is host] for host in self.hosts}
-        )
-
-    def _order(self, requests: Mapping[_Host, list[Request]]) -> list[bytes]:
-        """Work in which nothing may fail."""
-        replies = []
-        for _, outcome in self._work({host: deque(orders) for host, orders in requests.items()}):
-            if isinstance(outcome, str):
-                raise FedstillError(f"{outcome} The last checkpoint is whole: mend that, then go on with --resume.")
-            replies.append(outcome)
-        return replies
-
     def close(self) -> None:
         for host in self.hosts:
             host.close()
 
-    def _work(self, requests: Mapping[_Host, deque[Request]]) -> Iterator[tuple[Request, bytes | str]]:
-        """Keep every host busy until its queue is empty; yields requests with their reply, or why there is none."""
+    def work(self, requests: Mapping[_Host, deque[Request]]) -> Iterator[tuple[Request, bytes | str]]:
         busy: dict[Any, tuple[_Worker, Request]] = {}
         for host, queue in requests.items():
             if isinstance(host, _Here):
@@ -101,22 +57,6 @@ class LocalEngine(Engine):
                 if requests[worker]:
                     busy[pipe] = (worker, worker.begin(requests[worker].popleft()))
                 yield request, outcome
-
-
-def share_out(plan: Plan) -> list[list[str]]:
-    """Which clients each worker hosts: the costliest first, each to whoever has least to do."""
-    work = {
-        name: cost(spec.model)
-        * (len(plan.partition.train[name]) * spec.train.epochs + len(plan.partition.public) * spec.distill.epochs)
-        for name, spec in plan.clients.items()
-    }
-    shares: list[list[str]] = [[] for _ in range(min(plan.workers, len(work)))]
-    loads = [0.0] * len(shares)
-    for name in sorted(work, key=lambda name: (-work[name], name)):
-        least = loads.index(min(loads))
-        shares[least].append(name)
-        loads[least] += work[name]
-    return shares
 
 
 class _Here:
@@ -178,26 +118,6 @@ class _Worker:
 
 
 _Host = _Here | _Worker
-
-
-def answer(host: Host, request: Request) -> bytes | str:
-    """What a host replies: bytes, or a sentence when the client's part failed."""
-    kind, name, raw = request
-    if kind == "save":
-        return json.dumps({key: asdict(value) for key, value in host.save(int(name)).items()}).encode()
-    if kind == "restore":
-        host.restore({key: FileReference(**value) for key, value in json.loads(raw).items()})
-        return b""
-    try:
-        if kind == "export":
-            host.export(name)
-            return b""
-        return host.call(name, raw)
-    except FedstillError as error:
-        return str(error)
-    except Exception as error:  # the method's own code may raise anything; the round decides what a failure means
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{type(error).__name__} in {Path(last.filename).name}:{last.lineno}: {error}"
 
 
 def _serve(pipe: Connection, plan: Plan, limit_bytes: int | None) -> None:
