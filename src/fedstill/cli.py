@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,7 +36,28 @@ class Stopped(Exception):
 
 
 def main() -> None:
-    """The entry point: mistakes of the user's are one message, an interruption says how to go on."""
+    """The entry point; of several ranks that torchrun started, only the first has anything to say."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        _main()
+        return
+    from fedstill import runner
+    from fedstill.engines import ranks
+
+    place = ranks.Place.here()
+    try:
+        ranks.join(place)
+    except FedstillError as error:
+        if not place.rank:
+            _print_error(f"[bold red]error:[/] {escape(str(error))}")
+        sys.exit(1)
+    if place.rank:
+        runner.follow(place)
+    with ranks.conducting(place):
+        _main()
+
+
+def _main() -> None:
+    """Mistakes of the user's are one message, an interruption says how to go on."""
     try:
         app()
     except FedstillError as error:
@@ -85,6 +107,7 @@ def run(
     """Run an experiment, or go on with one."""
     from fedstill import runner
     from fedstill.config import from_source
+    from fedstill.engines.ranks import command
     from fedstill.progress import Progress
     from fedstill.results.compare import compare as compare_runs
     from fedstill.results.compare import load_runs
@@ -95,7 +118,7 @@ def run(
     folders = []
     if resume is not None:
         folders.append(resume)
-        with _saying_how_to_go_on(resume, f"fedstill run --resume {resume}"), Progress(console) as tell:
+        with _saying_how_to_go_on(resume, command(f"run --resume {resume}")), Progress(console) as tell:
             runner.resume(resume, tell)
     else:
         assert experiment is not None
@@ -105,7 +128,7 @@ def run(
             chosen = first.model_copy(update={"seed": seed})
             folder = (out or Path("runs") / first.name) / f"seed-{seed}"
             folders.append(folder)
-            again = "the same command" if seeds > 1 else f"fedstill run --resume {folder}"
+            again = "the same command" if seeds > 1 else command(f"run --resume {folder}")
             with _saying_how_to_go_on(folder, again), Progress(console, f"seed {seed}: " if seeds > 1 else "") as tell:
                 (runner.begin_or_finish if seeds > 1 else runner.run)(chosen, folder, force, tell)
     console.print(render(compare_runs(load_runs(folders)), console.width))
@@ -267,10 +290,15 @@ def _read(path: Path) -> Any:
 
 @contextmanager
 def _saying_how_to_go_on(folder: Path, again: str) -> Iterator[None]:
-    """Turn an interruption into a sentence with the command that goes on."""
+    """Turn an interruption, or the loss of a rank, into a sentence with the command that goes on."""
+    from fedstill.engines import ranks
+
     try:
         yield
-    except KeyboardInterrupt as stop:
-        if not (folder / "experiment.yaml").exists():
-            raise Stopped("Nothing was written yet.") from stop
-        raise Stopped(f"Go on with: {again}") from stop
+    except (KeyboardInterrupt, ranks.LostRank) as stop:
+        begun = (folder / "experiment.yaml").exists()
+        if (lost := stop if isinstance(stop, ranks.LostRank) else ranks.loss()) is not None:
+            raise FedstillError(
+                f"{lost} The last checkpoint is whole; go on with: {again}" if begun else str(lost)
+            ) from stop
+        raise Stopped(f"Go on with: {again}" if begun else "Nothing was written yet.") from stop

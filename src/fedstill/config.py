@@ -98,7 +98,8 @@ class Experiment(Settings):
     client_tests: Literal["pooled", "own"] = "pooled"
     """Whether clients, in a simulation, measure themselves on all clients' test rows or on their own only."""
     seed: int = Field(0, ge=0)
-    engine: Literal["local"] = "local"
+    engine: Literal["local", "torchrun"] = "local"
+    """What torchrun started runs over its ranks in any case; `torchrun` refuses to run without them."""
     workers: int | Literal["auto"] = "auto"
     """Processes that clients are spread over; auto is one a core."""
     threads: int = Field(1, ge=1)

@@ -46,7 +46,8 @@ class Progress:
         if "preparing" in event:
             self.state = f"reading and tokenising for {event['preparing']}"
         elif "plan" in event:
-            self._begin(event["plan"], event.get("after", 0), event["corpus"].counts)
+            hosts = f"{event['plan'].workers} workers" if "ranks" not in event else f"{event['ranks']} ranks"
+            self._begin(event["plan"], event.get("after", 0), event["corpus"].counts, hosts)
         elif "metric" in event:
             self._measured(event["metric"])
         elif "note" in event:
@@ -63,7 +64,7 @@ class Progress:
             elapsed = time.monotonic() - self.started
             self._say(f"{self.title}done in {elapsed:.0f} s: {event['finished']}")
 
-    def _begin(self, plan: Plan, after: int, counts: dict[str, int]) -> None:
+    def _begin(self, plan: Plan, after: int, counts: dict[str, int], hosts: str) -> None:
         self.rounds, self.round, self.first = plan.rounds, after, after
         self.metric = plan.metrics[0]
         models = {SERVER: plan.server.model, **{name: spec.model for name, spec in plan.clients.items()}}
@@ -74,7 +75,7 @@ class Progress:
         private = sum(len(rows) for rows in parts.train.values())
         self._say(
             f"{self.title}{len(plan.clients)} clients, {private} private and {len(parts.public)} public rows, "
-            f"{plan.rounds} rounds, {plan.workers} workers{going_on}"
+            f"{plan.rounds} rounds, {hosts}{going_on}"
         )
         if (
             self.tells_corpus

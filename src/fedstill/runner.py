@@ -7,18 +7,21 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from safetensors.numpy import save
 
 from fedstill.config import Experiment, load_experiment
-from fedstill.engines import checkpoint
+from fedstill.engines import checkpoint, ranks, torchrun
 from fedstill.engines.checkpoint import Manifest
-from fedstill.engines.engine import Tell
+from fedstill.engines.engine import Engine, Tell
 from fedstill.engines.journal import Journal
 from fedstill.engines.local import LocalEngine
 from fedstill.engines.plan import Plan
+from fedstill.engines.ranks import Place
+from fedstill.engines.torchrun import TorchrunEngine
 from fedstill.errors import FedstillError
 from fedstill.files import write_whole
 from fedstill.prepare import changed_keys, prepare
@@ -33,13 +36,18 @@ def run(
 ) -> Record:
     """Run an experiment into a folder (`runs/<name>/seed-<n>` unless given) and return its record."""
     folder = Path(out) if out is not None else Path("runs") / experiment.name / f"seed-{experiment.seed}"
+    if experiment.engine == "torchrun" and ranks.current is None:
+        raise FedstillError(
+            "engine: torchrun needs ranks: start it as `torchrun --nproc-per-node 2 -m fedstill run ...`. With "
+            "engine=local it runs in processes of this machine; the numbers are the same."
+        )
     _make_room(folder, force, experiment)
     tell({"preparing": str(folder)})
     with _explaining(folder):
         experiment, plan, corpus = prepare(experiment, folder.resolve())
         write_whole(folder / "partition.safetensors", save(plan.partition.to_arrays()))
         write_whole(folder / "experiment.yaml", experiment.to_yaml().encode())  # last: from here on there is a run
-        tell({"plan": plan, "corpus": corpus})
+        tell({"plan": plan, "corpus": corpus, **_ranks(plan)})
         return _conduct(plan, folder, tell, after=None)
 
 
@@ -52,6 +60,12 @@ def resume(folder: str | Path, tell: Tell = lambda event: None) -> Record:
         raise FedstillError(f"{folder} is finished; look at it with: fedstill compare {folder}")
     tell({"preparing": str(folder)})
     experiment = load_experiment(folder / "experiment.yaml")
+    if experiment.engine == "torchrun" and ranks.current is None:
+        raise FedstillError(
+            f"{folder} was begun with `engine: torchrun`: go on with `torchrun --nproc-per-node 2 -m fedstill run "
+            f"--resume {folder}`. With `engine: local` in its experiment.yaml it goes on in processes of this machine; "
+            "the numbers are the same."
+        )
     with _explaining(folder):
         experiment, plan, corpus = prepare(experiment, folder.resolve())
     manifest, passed = checkpoint.latest(folder)
@@ -60,7 +74,7 @@ def resume(folder: str | Path, tell: Tell = lambda event: None) -> Record:
     if manifest is not None:
         _refuse_changes(folder, manifest, plan)
     with _explaining(folder):
-        tell({"plan": plan, "corpus": corpus, "after": manifest.round if manifest else 0})
+        tell({"plan": plan, "corpus": corpus, "after": manifest.round if manifest else 0, **_ranks(plan)})
         return _conduct(plan, folder, tell, after=manifest)
 
 
@@ -82,16 +96,25 @@ def differences(experiment: Experiment, folder: Path) -> list[str] | None:
         return None
     there = load_experiment(folder / "experiment.yaml").model_dump(mode="json")
     wanted = experiment.resolved().model_dump(mode="json")
-    return changed_keys(there | {"labels": None}, wanted | {"labels": None})
+    return changed_keys(_what_counts(there) | {"labels": None}, _what_counts(wanted) | {"labels": None})
+
+
+def follow(place: Place) -> None:
+    """What every rank but 0 does under torchrun, until rank 0 ends."""
+
+    def plan_of(folder: Path) -> Plan:
+        return prepare(load_experiment(folder / "experiment.yaml"), folder)[1]
+
+    torchrun.follow(place, plan_of)
 
 
 def _conduct(plan: Plan, folder: Path, tell: Tell, after: Manifest | None) -> Record:
     journal = Journal(folder)
     try:
         journal.cut(after.offsets if after is not None else {})
-        engine = LocalEngine(plan, journal, tell)
+        engine, stopping = _engine(plan, journal, tell), nullcontext() if ranks.current else stopping_on_sigterm()
         try:
-            with stopping_on_sigterm():
+            with stopping:
                 engine.conduct(after)
             journal.offsets()
             record = Record(folder)
@@ -103,6 +126,24 @@ def _conduct(plan: Plan, folder: Path, tell: Tell, after: Manifest | None) -> Re
     checkpoint.clear(folder)
     tell({"finished": str(folder)})
     return Record(folder)
+
+
+def _engine(plan: Plan, journal: Journal, tell: Tell) -> Engine:
+    if ranks.current is not None and _ranks(plan):
+        return TorchrunEngine(plan, journal, tell, ranks.current)
+    return LocalEngine(plan, journal, tell)
+
+
+def _ranks(plan: Plan) -> dict[str, int]:
+    """How many there are, where they do the work: a single one leaves it to workers unless told otherwise."""
+    if ranks.current is None or (ranks.current.place.ranks == 1 and plan.experiment["engine"] == "local"):
+        return {}
+    return {"ranks": ranks.current.place.ranks}
+
+
+def _what_counts(experiment: dict[str, Any]) -> dict[str, Any]:
+    """Without the engine, which the numbers do not depend on."""
+    return {key: value for key, value in experiment.items() if key != "engine"}
 
 
 def _make_room(folder: Path, force: bool, experiment: Experiment) -> None:
@@ -119,14 +160,15 @@ def _make_room(folder: Path, force: bool, experiment: Experiment) -> None:
         )
     if (folder / "experiment.yaml").exists():
         raise FedstillError(
-            f"{folder} holds an unfinished run; go on with `fedstill run --resume {folder}`, or over with --force."
+            f"{folder} holds an unfinished run; go on with `{ranks.command(f'run --resume {folder}')}`, or over with "
+            "--force."
         )
     if folder.is_dir() and any(not path.name.startswith(".writing-") for path in folder.iterdir()):
         raise FedstillError(f"{folder} is not empty and holds no run; choose another folder with --out.")
 
 
 def _refuse_changes(folder: Path, manifest: Manifest, plan: Plan) -> None:
-    changed = changed_keys(manifest.experiment, dict(plan.experiment))
+    changed = changed_keys(_what_counts(manifest.experiment), _what_counts(dict(plan.experiment)))
     if changed:
         raise FedstillError(
             f"{folder}/experiment.yaml was changed since the checkpoint ({', '.join(changed)}): going on would mix two "
@@ -148,7 +190,8 @@ def _explaining(folder: Path) -> Iterator[None]:
             raise
         where = f"{error.filename or folder} cannot be used ({os.strerror(error.errno)})."
         begun = (folder / "experiment.yaml").exists()
-        advice = f" Mend that, then go on with `fedstill run --resume {folder}`; the last checkpoint is whole."
+        again = ranks.command(f"run --resume {folder}")
+        advice = f" Mend that, then go on with `{again}`; the last checkpoint is whole."
         raise FedstillError(where + (advice if begun else "")) from error
 
 

@@ -1,0 +1,334 @@
+"""The ranks that torchrun starts: rank 0 conducts, the others follow it until it dismisses them.
+
+Messages are words as JSON and bytes, over gloo, so that GPUs need nothing in common. A process that dies closes its
+connections, which is noticed at once; a machine that is gone does not, so everybody gives a sign of life every few
+seconds. Nothing limits how long a client may work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fedstill.engines.sharing import Request
+from fedstill.errors import FedstillError
+
+BEAT_S = 5.0
+SILENCE_S = 300.0
+"""Without a sign of life from a rank, it counts as lost."""
+OBEY_S = 10.0
+"""How long a signal leaves rank 0 to dismiss a rank in good order before that one ends by itself."""
+LEAVE_S = 5.0
+NOTICE_S = 0.5
+"""torchrun ends everybody as soon as a rank dies: its signal may overtake the news of who it was."""
+
+SAME = -1
+"""Instead of a length: the bytes are those of the last message that had some."""
+
+current: Conductor | None = None
+"""In rank 0 of a command that torchrun started."""
+
+
+class LostRank(FedstillError):
+    """A rank is gone, and with it the round."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of the ranks this process is."""
+
+    rank: int
+    ranks: int
+    local_rank: int
+    local_ranks: int
+    machines: int
+
+    @classmethod
+    def here(cls) -> Place:
+        """From what torchrun put into the environment."""
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
+        return cls(*(int(os.environ[name]) for name in names))
+
+    def device(self, wanted: str) -> str:
+        """The machine's GPUs in turn, unless a particular one was asked for."""
+        if wanted in ("auto", "cuda") and torch.cuda.is_available():
+            return f"cuda:{self.local_rank % torch.cuda.device_count()}"
+        return wanted
+
+    def command(self, words: str) -> str:
+        """How a person starts these ranks on a fedstill command."""
+        machines = f"--nnodes {self.machines} ... " if self.machines > 1 else ""
+        return f"torchrun {machines}--nproc-per-node {self.local_ranks} -m fedstill {words}"
+
+
+def command(words: str) -> str:
+    """A fedstill command as this process was started."""
+    return f"fedstill {words}" if current is None else current.place.command(words)
+
+
+def loss() -> LostRank | None:
+    """The rank whose death is behind a signal that has just come, if one is."""
+    if current is None:
+        return None
+    until = time.monotonic() + NOTICE_S
+    while not current.lost and time.monotonic() < until:
+        time.sleep(0.02)
+    return current.loss() if current.lost else None
+
+
+class Line:
+    """Messages between this rank and another one, in order; `heard` and `broke` are called on a thread of its own."""
+
+    def __init__(self, rank: int, heard: Callable[[list[Any], bytes], None], broke: Callable[[str], None]) -> None:
+        self.rank, self.heard, self.broke = rank, heard, broke
+        self.sending = threading.Lock()
+        self.sent = self.received = b""
+        self.is_over = threading.Event()
+        self.listener = threading.Thread(target=self._listen, daemon=True)
+        self.listener.start()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def send(self, words: list[Any], raw: bytes = b"") -> None:
+        """Send it; whether the other one is still there is the listener's to notice."""
+        with self.sending, suppress(RuntimeError):
+            said = json.dumps(words).encode()
+            length = SAME if raw and raw is self.sent else len(raw)
+            dist.send(torch.tensor([len(said), length]), self.rank)
+            dist.send(_tensor(said), self.rank)
+            if length > 0:
+                dist.send(_tensor(raw), self.rank)
+                self.sent = raw
+
+    def close(self) -> None:
+        """Nothing that happens from now on is a loss."""
+        self.is_over.set()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                header = torch.empty(2, dtype=torch.int64)
+                dist.recv(header, self.rank)
+                words, length = header.tolist()
+                if not words:
+                    continue
+                said = self._receive(words)
+                if length > 0:
+                    self.received = self._receive(length)
+                self.heard(json.loads(said), self.received if length else b"")
+        except Exception as error:  # whatever it is, nothing more will be heard on this line
+            if not self.is_over.is_set():
+                self.broke(str(error))
+
+    def _receive(self, length: int) -> bytes:
+        room = torch.empty(length, dtype=torch.uint8)
+        dist.recv(room, self.rank)
+        return room.numpy().tobytes()
+
+    def _beat(self) -> None:
+        while not self.is_over.wait(BEAT_S):
+            if self.sending.acquire(blocking=False):  # whoever is sending is alive
+                try:
+                    dist.send(torch.zeros(2, dtype=torch.int64), self.rank)
+                except RuntimeError:
+                    return
+                finally:
+                    self.sending.release()
+
+
+def _tensor(raw: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+
+
+class Conductor:
+    """Rank 0's side: gives the others their work and hears of their deaths."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.tell: Callable[[dict[str, Any]], None] = lambda event: None
+        self.turn = 0
+        self.todo: dict[int, deque[Request]] = {}
+        self.doing: dict[int, Request] = {}
+        self.changing = threading.Lock()
+        self.inbox: SimpleQueue[tuple[int, Request, bytes | str] | None] = SimpleQueue()
+        self.lost: dict[int, str] = {}
+        self.is_stopping = False
+        self.lines = {rank: self._line(rank) for rank in range(1, place.ranks)}
+
+    def work(
+        self, requests: Mapping[int, deque[Request]], own: Callable[[Request], bytes | str]
+    ) -> Iterator[tuple[Request, bytes | str]]:
+        """Keep every rank busy, this one too, until its queue is empty; yields requests with their outcome."""
+        with self.changing:
+            self.turn += 1  # what is still under way from a call that failed is nobody's any more
+            self.todo = {rank: deque(requests.get(rank, ())) for rank in self.lines}
+            left = sum(map(len, self.todo.values()))
+        for rank in self.lines:
+            self._next(rank)
+        for request in requests.get(0, ()):
+            self.refuse_losses()
+            yield request, own(request)
+        while left:
+            self.refuse_losses()
+            news = self.inbox.get()
+            if news is not None and news[0] == self.turn:
+                left -= 1
+                yield news[1:]
+
+    def refuse_losses(self) -> None:
+        """Raise if a rank is gone."""
+        if self.lost:
+            self.is_stopping = True
+            raise self.loss()
+
+    def loss(self) -> LostRank:
+        """Who is gone, in words."""
+        # When one falls silent gloo closes all connections: that one is to blame.
+        silent = [rank for rank, reason in self.lost.items() if "timed out" in reason.lower()]
+        rank = next(iter(silent or self.lost))
+        how = f"nothing was heard of it for {SILENCE_S:.0f} s" if silent else "its process ended"
+        return LostRank(f"rank {rank} of {self.place.ranks} was lost: {how}.")
+
+    def stop(self, signum: int, frame: object) -> None:
+        """On a signal: stop once, and not while the run ends already."""
+        if not self.is_stopping:
+            self.is_stopping = True
+            raise KeyboardInterrupt(signum)
+
+    def dismiss(self, code: int) -> bool:
+        """Let everybody end with that code; whether they did."""
+        for line in self.lines.values():
+            line.close()
+        for rank, line in self.lines.items():
+            if rank not in self.lost:
+                line.send(["quit", code])
+        for line in self.lines.values():
+            line.listener.join(LEAVE_S)
+        return not any(line.listener.is_alive() for line in self.lines.values())
+
+    def _line(self, rank: int) -> Line:
+        def heard(words: list[Any], raw: bytes) -> None:
+            kind, about = words
+            if kind == "progress":
+                self.tell(about)
+                return
+            with self.changing:
+                if about != self.turn:
+                    return
+                self.inbox.put((about, self.doing[rank], raw if kind == "reply" else raw.decode()))
+            self._next(rank)
+
+        def broke(reason: str) -> None:
+            self.lost[rank] = reason
+            self.inbox.put(None)
+
+        return Line(rank, heard, broke)
+
+    def _next(self, rank: int) -> None:
+        """One request at a time: a rank need not hold what it does not work on yet."""
+        with self.changing:
+            if not self.todo[rank]:
+                return
+            turn, request = self.turn, self.todo[rank].popleft()
+            self.doing[rank] = request
+        kind, name, raw = request
+        self.lines[rank].send([turn, kind, name], raw)
+
+
+class Follower:
+    """The side of every other rank: requests one after the other until rank 0 dismisses it, or is gone."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.again = "start again"
+        self.requests: SimpleQueue[tuple[int, Request]] = SimpleQueue()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._end_soon)
+        self.line = Line(0, self._heard, self._end)
+
+    def serve(self, answer: Callable[[Request], bytes | str]) -> None:
+        """Answer requests for as long as the process lives."""
+        while True:
+            turn, request = self.requests.get()
+            outcome = answer(request)
+            kind, raw = ("failure", outcome.encode()) if isinstance(outcome, str) else ("reply", outcome)
+            self.line.send([kind, turn], raw)
+
+    def tell(self, event: dict[str, Any]) -> None:
+        """Progress, for whoever looks at rank 0."""
+        self.line.send(["progress", event])
+
+    def _heard(self, words: list[Any], raw: bytes) -> None:
+        if words[0] == "quit":
+            _exit(words[1])
+        turn, kind, name = words
+        self.requests.put((turn, (kind, name, raw)))
+
+    def _end(self, reason: str) -> None:
+        """Rank 0 is gone, which one of the others says."""
+        if self.place.rank == 1:
+            print(f"error: rank 0, which conducts the run, was lost: {self.again}", file=sys.stderr)
+        _exit(1)
+
+    def _end_soon(self, signum: int, frame: object) -> None:
+        """torchrun signals to everybody at once: rank 0 is to notice first that the run stops, not that a rank died."""
+        timer = threading.Timer(OBEY_S, _exit, [1])
+        timer.daemon = True
+        timer.start()
+
+
+def _exit(code: int) -> None:
+    """End now, whatever the other threads are doing."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def join(place: Place) -> None:
+    """Find the other ranks."""
+    if place.ranks == 1:
+        return
+    if place.machines == 1 and "lo" in (name for _, name in socket.if_nameindex()):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nothing needs to leave the machine
+    try:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=SILENCE_S))
+    except RuntimeError as error:
+        raise FedstillError(
+            f"the ranks did not find each other ({str(error).splitlines()[0]}). Where machines have several networks, "
+            "set GLOO_SOCKET_IFNAME to the one that connects them."
+        ) from error
+
+
+@contextmanager
+def conducting(place: Place) -> Iterator[None]:
+    """Inside, rank 0 has the others at its disposal; afterwards they end as it does."""
+    global current
+    current = Conductor(place)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, current.stop)
+    code = 1
+    try:
+        yield
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # the first rank that ends has torchrun end the others
+        if not current.dismiss(code):
+            _exit(code)  # Python itself would wait for a thread that listens to a rank that hangs
