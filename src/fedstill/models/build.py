@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import copy, deepcopy
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ConfigDict, model_validator
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -150,12 +153,20 @@ def build(
 ) -> Model:
     """A fresh model; whatever the pretrained weights do not cover is drawn from the seed."""
     spec.check()
+    if not spec.is_small:
+        name, layers = _split(spec.name)
+        folder = fetch_model(name)
+        return _pretrained(folder, _stamp(folder), layers, spec, tuple(labels)).fresh(seed)
+    tokenizer = party_tokenizer(spec, default_tokenizer) if spec.reads == "text" else None
+    with _drawing_from(seed):
+        return _assemble_small(spec, tuple(labels), tokenizer, shape)
+
+
+@contextmanager
+def _drawing_from(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if not spec.is_small:
-            return _build_transformer(spec, labels)
-        tokenizer = party_tokenizer(spec, default_tokenizer) if spec.reads == "text" else None
-        return _assemble_small(spec, tuple(labels), tokenizer, shape)
+        yield
 
 
 def load(folder: str | Path) -> Model:
@@ -215,9 +226,93 @@ def _split(name: str) -> tuple[str, int | None]:
     return (match[1], int(match[2])) if match else (name, None)
 
 
-def _build_transformer(spec: ModelSpec, labels: Sequence[str]) -> Model:
-    name, layers = _split(spec.name)
-    return _transformer(fetch_model(name), spec, layers, labels)
+@lru_cache(maxsize=8)
+def _pretrained(
+    folder: Path, stamp: tuple[int, ...], layers: int | None, spec: ModelSpec, labels: tuple[str, ...]
+) -> _Pretrained:
+    """One for all parties that start from these files with these labels; files that change make it another one."""
+    return _Pretrained(folder, partial(_transformer, folder, spec, layers, labels))
+
+
+def _stamp(folder: Path) -> tuple[int, ...]:
+    return tuple(sorted(file.stat().st_mtime_ns for file in folder.iterdir()))
+
+
+class _Pretrained:
+    """A pretrained model that parties start from: read by transformers for the first two, and by us for the others.
+
+    What we read must be what transformers would, to the last bit: that is tried with the second party's model, and
+    where it is not so, transformers reads for everybody.
+    """
+
+    def __init__(self, folder: Path, read: Callable[[], Model]) -> None:
+        self.folder, self.read, self.times_read = folder, read, 0
+        self.original: Model | None = None
+        self.places: dict[str, tuple[Path, str]] = {}
+        """In which file each parameter lies, under which name."""
+
+    def fresh(self, seed: int) -> Model:
+        """A model of its own, with whatever the files do not cover drawn from the seed."""
+        if self.original is not None:
+            return self._copy(self.original, seed)
+        model = self._read(seed)
+        self.times_read += 1
+        if self.times_read == 2:
+            original = self._read(seed + 1)
+            self.places = _places(self.folder, _inner(original.module))
+            self.original = original if _equal(self._copy(original, seed).module, model.module) else None
+        return model
+
+    def _read(self, seed: int) -> Model:
+        with _drawing_from(seed):
+            return self.read()
+
+    def _copy(self, original: Model, seed: int) -> Model:
+        """A copy with its parameters mapped from the files, and with the others drawn again by transformers."""
+        inner = _inner(original.module)
+        shared: dict[int, Any] = {id(inner.config): copy(inner.config)}
+        parameters = dict(inner.named_parameters())
+        for path in {path for path, _ in self.places.values()}:
+            with safe_open(path, framework="pt") as file:
+                for name, (where, key) in self.places.items():
+                    if where == path:
+                        old = parameters[name]
+                        shared[id(old)] = nn.Parameter(file.get_tensor(key), requires_grad=old.requires_grad)
+        module = deepcopy(original.module, shared)
+        twin = _inner(module)
+        for part in (*twin.modules(), *twin.buffers()):
+            part._is_hf_initialized = isinstance(part, torch.Tensor)
+        for old, new in zip(parameters.values(), twin.parameters(), strict=True):
+            new._is_hf_initialized = getattr(old, "_is_hf_initialized", False)  # set where a file had it
+        with _drawing_from(seed):
+            twin.initialize_weights()
+        return replace(original, module=module)
+
+
+def _inner(module: nn.Module) -> Any:
+    """What transformers made."""
+    return module.inner if isinstance(module, TextToText) else module
+
+
+def _places(folder: Path, module: nn.Module) -> dict[str, tuple[Path, str]]:
+    """Where the files hold a module's parameters, found by content: names differ between versions."""
+    wanted = {name: value for name, value in module.named_parameters() if getattr(value, "_is_hf_initialized", False)}
+    found: dict[str, tuple[Path, str]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for key in file.offset_keys():
+                value = file.get_tensor(key)
+                same = [name for name, own in wanted.items() if own.dtype == value.dtype and torch.equal(own, value)]
+                if same:  # one name only: two parameters must not share memory
+                    found[same[0]] = (path, key)
+                    del wanted[same[0]]
+    return found
+
+
+def _equal(one: nn.Module, other: nn.Module) -> bool:
+    """Whether two modules hold the same numbers, buffers that no file holds included."""
+    mine, theirs = (dict([*module.named_parameters(), *module.named_buffers()]) for module in (one, other))
+    return mine.keys() == theirs.keys() and all(torch.equal(value, theirs[name]) for name, value in mine.items())
 
 
 def fetch_model(name: str) -> Path:
@@ -306,8 +401,14 @@ def cost(spec: ModelSpec) -> float:
     """Roughly the multiplications a token: enough to share clients out evenly, without building anything."""
     if spec.is_small:
         return {"textcnn": 2e5, "bigru": 3e5, "bow": 1e4, "resnet18": 1e9}.get(spec.name, 3e5)
+    name, layers = _split(spec.name)
+    width, all_layers = _measures(fetch_model(name))
+    return float(12 * (layers or all_layers) * width**2)
+
+
+@lru_cache(maxsize=8)
+def _measures(folder: Path) -> tuple[int, int]:
     from transformers import AutoConfig
 
-    name, layers = _split(spec.name)
-    config = AutoConfig.from_pretrained(fetch_model(name), local_files_only=True, trust_remote_code=False)
-    return float(12 * (layers or config.num_hidden_layers) * config.hidden_size**2)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return config.hidden_size, config.num_hidden_layers
