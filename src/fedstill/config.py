@@ -38,12 +38,16 @@ class ClientSpec(Settings):
 
 
 class MemorySpec(Settings):
-    """How much may stay loaded; what is over it sleeps on disk."""
+    """How much of all clients' models together may stay where, as `512MiB` or `4GiB`; null is no limit.
 
+    The least recently used go from a GPU to the host's memory, and from there to disk.
+    """
+
+    device: str | None = "8GiB"
+    """On a GPU; where there is none, models are on the host anyway."""
     host: str | None = "2GiB"
-    """For all clients' models together, as `512MiB` or `4GiB`; null is no limit."""
 
-    @field_validator("host")
+    @field_validator("device", "host")
     @classmethod
     def _readable(cls, value: str | None) -> str | None:
         bytes_of(value)

@@ -59,6 +59,7 @@ def prepare(experiment: Experiment, folder: Path) -> tuple[Experiment, Plan, Cor
         device=experiment.device,
         precision=experiment.precision,
         fast=experiment.fast,
+        device_bytes=bytes_of(experiment.memory.device),
         host_bytes=bytes_of(experiment.memory.host),
         save_every=experiment.save_every,
         client_tests=experiment.client_tests,

@@ -18,6 +18,7 @@ from fedstill.engines.checkpoint import Manifest, folder_of
 from fedstill.engines.host import export, message_types, read_state, write_state
 from fedstill.engines.journal import Journal
 from fedstill.engines.plan import SERVER, Plan
+from fedstill.engines.seconds import Seconds, Slip
 from fedstill.errors import FedstillError
 from fedstill.files import FileReference, file_name
 from fedstill.parties.server import Server
@@ -44,8 +45,7 @@ class Engine(ABC):
         self.ledger = Ledger()
         self.seconds_before = 0.0
         self.started = time.monotonic()
-        self.waited_s = 0.0
-        """In this round, for the clients."""
+        self.clock = Seconds()
 
     # What an engine of its own provides
 
@@ -74,29 +74,33 @@ class Engine(ABC):
     def conduct(self, after: Manifest | None = None) -> None:
         """All rounds from the beginning, or those after a checkpoint."""
         self._enter(0)
-        self._greet()
-        self.algorithm.admit(self.server)
-        answer = self._restore(after) if after is not None else self.algorithm.start(self)
+        with self.clock.spent("phases"):
+            self._greet()
+            self.algorithm.admit(self.server)
+            answer = self._restore(after) if after is not None else self.algorithm.start(self)
         if after is None:
             self._write_ledger()
+        self._write_seconds()
         for number in range(after.round + 1 if after else 1, self.rounds + 1):
             self._enter(number)
             self._draw()
-            answer = self.algorithm.round(self, answer)
-            if self.algorithm.has_server_model:
-                with self.server.timed("measuring"):
-                    self.server.evaluate("distilled")
-            self._write_seconds()
+            with self.clock.spent("phases"):
+                answer = self.algorithm.round(self, answer)
+                if self.algorithm.has_server_model:
+                    with self.server.timed("measuring"):
+                        self.server.evaluate("distilled")
             self._take(SERVER, self.server.metrics, self.server.notes)
             self._write_ledger()
             if number % self.plan.save_every == 0 or number == self.rounds:
                 self._save(answer)
+            self._write_seconds()
             self.tell({"round": number, "rounds": self.rounds, "bytes": dict(self.ledger.totals)})
         self._enter(self.rounds + 1)  # so that the last digest draws what a next round's would
-        self.algorithm.finish(self, answer)
-        self._write_seconds()
+        with self.clock.spent("phases"):
+            self.algorithm.finish(self, answer)
         self._take(SERVER, self.server.metrics, self.server.notes)
         self._write_ledger()
+        self._write_seconds()
         self.tell({"round": self.rounds, "rounds": self.rounds, "finishing": True})
         if self.algorithm.has_server_model:
             export(self.server, self.plan.folder)
@@ -109,20 +113,29 @@ class Engine(ABC):
 
     def call(self, verb: str, message: Answers = None, clients: Sequence[str] | None = None) -> Replies[Any]:
         """The one crossing point: encode, count, deliver, decode, check, count."""
+        with self.clock.spent("calls"):
+            return self._call(verb, message, clients)
+
+    def _call(self, verb: str, message: Answers, clients: Sequence[str] | None) -> Replies[Any]:
         names = sorted(clients if clients is not None else self.active)
         parcels = self._pack(verb, message, names)
         messages: dict[str, Message] = {}
         failures: list[Failure] = []
-        started = time.perf_counter()
-        replies = self.deliver(parcels)
-        self.waited_s += time.perf_counter() - started
+        slips: list[Slip] = []
+        with self.clock.spent("clients"):
+            replies = self.deliver(parcels)
         for name in names:
             outcome = replies[name]
-            reply = outcome if isinstance(outcome, Failure) else self._open(verb, name, outcome, _asked(message, name))
-            if isinstance(reply, Failure):
-                failures.append(reply)
-            else:
-                messages[name] = reply
+            try:
+                if isinstance(outcome, Failure):
+                    failures.append(outcome)
+                    continue
+                raw, slip = Slip.take_off(outcome)
+                messages[name] = self._open(verb, name, raw, _asked(message, name))
+                slips.append(slip)
+            except BadMessage as error:
+                failures.append(Failure(name, str(error)))
+        self.clock.account(slips)
         needed = max(1, math.ceil(self.plan.quorum * len(names) - 1e-9))
         if len(messages) < needed:
             raise FedstillError(
@@ -149,17 +162,14 @@ class Engine(ABC):
             self.ledger.count("down", verb, kind, Sizes.of(raw), len(together))
         return {name: raw for raw, together in recipients.items() for name in together}
 
-    def _open(self, verb: str, name: str, raw: bytes, asked: int) -> Message | Failure:
+    def _open(self, verb: str, name: str, raw: bytes, asked: int) -> Message:
         """What a client sent, if it is what was agreed."""
-        try:
-            parcel = decode(raw, self.types)
-            if parcel.message is None:
-                raise BadMessage("an empty reply.")
-            if parcel.envelope.get("round") != self.round:
-                raise BadMessage(f"a reply for round {parcel.envelope.get('round')} in round {self.round}.")
-            check(parcel.message, self.plan.dimensions | {"asked": asked})
-        except BadMessage as error:
-            return Failure(name, str(error))
+        parcel = decode(raw, self.types)
+        if parcel.message is None:
+            raise BadMessage("an empty reply.")
+        if parcel.envelope.get("round") != self.round:
+            raise BadMessage(f"a reply for round {parcel.envelope.get('round')} in round {self.round}.")
+        check(parcel.message, self.plan.dimensions | {"asked": asked})
         self.ledger.count("up", verb, type(parcel.message).__name__, parcel.sizes)
         self._take(name, parcel.envelope.get("metrics", []), parcel.envelope.get("notes", []))
         return parcel.message
@@ -203,9 +213,8 @@ class Engine(ABC):
 
     def _write_seconds(self) -> None:
         """Where this round's time went: into the log, which differs from run to run."""
-        seconds = {"clients": self.waited_s, **self.server.seconds}
-        self.journal.write("log", [{"round": self.round, "seconds": {k: round(v, 3) for k, v in seconds.items()}}])
-        self.waited_s = 0.0
+        seconds = self.clock.end(self.server.seconds)
+        self.journal.write("log", [{"round": self.round, "active": len(self.active), "seconds": seconds}])
         self.server.seconds.clear()
 
     def _write_ledger(self) -> None:
@@ -215,8 +224,9 @@ class Engine(ABC):
 
     def _save(self, answer: Answers) -> None:
         run = self.plan.folder
-        parties = dict(self.save_clients())
-        parties[SERVER] = write_state(run, self.server, self.round)
+        with self.clock.spent("state"):
+            parties = dict(self.save_clients())
+            parties[SERVER] = write_state(run, self.server, self.round)
         by_client = {"": answer} if not isinstance(answer, Mapping) else dict(answer)
         answers = {
             name: FileReference.write(folder_of(run), f"state/answer-{file_name(name)}.{self.round}", encode(message))

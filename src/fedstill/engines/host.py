@@ -1,10 +1,11 @@
-"""A host: the clients that one process runs, and what of them stays in memory."""
+"""A host: the clients that one process runs, what of them stays in memory, and where their time goes."""
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedstill import algorithms
 from fedstill.algorithms.base import Algorithm
 from fedstill.engines.checkpoint import folder_of
 from fedstill.engines.plan import Plan
+from fedstill.engines.seconds import Slip
 from fedstill.errors import FedstillError
 from fedstill.files import FileReference, file_name
 from fedstill.parties.client import Client
@@ -23,47 +25,58 @@ from fedstill.wire.messages import Hello, Message, decode, encode
 
 
 class Host:
-    """Runs verbs on its clients. Those over the memory limit sleep on disk until they are called again."""
+    """Runs verbs on its clients. The least recently used over the limits sleep on the host, or on disk."""
 
     def __init__(self, plan: Plan, limit_bytes: int | None, tell: Callable[[dict[str, Any]], None]) -> None:
         self.plan, self.limit_bytes, self.tell = plan, limit_bytes, tell
         self.algorithm = algorithms.make(plan.algorithm)
         self.types = message_types(self.algorithm)
         self.awake: OrderedDict[str, Client] = OrderedDict()
+        self.dozing: set[str] = set()
+        """Those of them whose models were moved from the GPU to the host."""
         self.files: dict[str, FileReference] = {}
         """The last state of each client that is on disk."""
         self.changed: set[str] = set()
         """Clients whose state is newer than their file."""
-        self.before: dict[str, dict[str, torch.Tensor]] = {}
+        self.saved: set[str] = set()
+        """State files that a checkpoint may name."""
+        self.before: dict[str, FileReference | None] = {}
         """What a client whose call fails goes back to, where a round can do without it; elsewhere the run ends."""
+        self.round = 0
+        self.bytes: dict[str, Counter[str]] = {}
+        """Of the clients that are awake, by kind of device."""
+        self.number = secrets.randbits(63)
 
     def call(self, name: str, raw: bytes) -> bytes:
-        """Run the verb in the envelope on a client; the reply carries its metrics and notes."""
+        """Run the verb in the envelope on a client; the reply carries its metrics and notes, and a slip."""
         parcel = decode(raw, self.types)
         started = time.perf_counter()
         client = self._wake(name)
         self._enter(client, parcel.envelope["round"])
         verb = parcel.envelope["verb"]
+        awake = time.perf_counter()
         try:
             message = verb_of(self.algorithm, verb)(self.algorithm, client, parcel.message)
         except BaseException:
-            del self.awake[name]
-            if name in self.before:
-                self._wake(name).set_state(self.before[name])
+            self._go_back(name)
             raise
+        done = time.perf_counter()
         if verb != "hello":
             self.changed.add(name)
         metrics, client.metrics = client.metrics, []
         notes, client.notes = client.notes, []
         reply = encode(message, {"round": client.round, "metrics": metrics, "notes": notes})
         self.tell({"party": name, "phase": "done", "seconds": time.perf_counter() - started})
-        self._send_to_sleep(except_for=name)
-        return reply
+        encoded = time.perf_counter()
+        self._make_room(except_for=name)
+        state_s = awake - started + time.perf_counter() - encoded
+        return Slip(done - awake, state_s, self.number).stick(reply)
 
     def save(self, round: int) -> dict[str, FileReference]:
         """Bring every changed client's state to disk; the files of all clients that have one."""
         for name in sorted(self.changed):
             self._store(name, round)
+        self.saved = {reference.file for reference in self.files.values()}
         return self.files
 
     def restore(self, files: Mapping[str, FileReference]) -> None:
@@ -71,18 +84,36 @@ class Host:
         self.awake.clear()
         self.changed.clear()
         self.files = dict(files)
+        self.saved = {reference.file for reference in files.values()}
 
     def export(self, name: str) -> None:
         """Write a client's model and predictions into the record, if it ever learnt anything."""
         if name in self.files or name in self.changed:
             export(self._wake(name), self.plan.folder)
-            self._send_to_sleep(except_for=name)
+            del self.awake[name]
+            self.changed.discard(name)
+            file = self.files.pop(name, None)
+            if file is not None and file.file not in self.saved:  # a thousand clients' last states and their models
+                (folder_of(self.plan.folder) / file.file).unlink()  # are more than need be on a disk at once
 
     def _enter(self, client: Client, round: int) -> None:
         """A client's state is defined at round boundaries: one that fails in a round was not there in it."""
-        if self.plan.quorum < 1 and (client.round != round or client.name not in self.before):
-            self.before[client.name] = client.state()
+        if round != self.round:
+            self.round = round
+            self.before.clear()
+        if self.plan.quorum < 1 and client.name not in self.before:
+            if client.name in self.changed:
+                self._store(client.name, client.round)
+            self.before[client.name] = self.files.get(client.name)
         client.enter(round)
+
+    def _go_back(self, name: str) -> None:
+        del self.awake[name]
+        if name in self.before:
+            self.changed.discard(name)
+            self.files.pop(name, None)
+            if (file := self.before[name]) is not None:
+                self.files[name] = file
 
     def _wake(self, name: str) -> Client:
         if name not in self.awake:
@@ -90,29 +121,46 @@ class Host:
             if name in self.files:
                 client.set_state(read_state(self.plan.folder, self.files[name]))
             self.awake[name] = client
+        elif name in self.dozing:
+            self.awake[name].move(self.awake[name].around.device)
+        self.dozing.discard(name)
         self.awake.move_to_end(name)
         return self.awake[name]
 
-    def _send_to_sleep(self, except_for: str) -> None:
-        if self.limit_bytes is None:
-            return
-        total = sum(_bytes(client) for client in self.awake.values())
-        for name, client in list(self.awake.items()):
-            if total <= self.limit_bytes:
-                return
-            if name != except_for and not client.has_open_phase:
-                if name in self.changed:
-                    self._store(name, client.round)
-                total -= _bytes(client)
-                del self.awake[name]
+    def _make_room(self, except_for: str) -> None:
+        """Keep to the limits of the GPU, and then to those of the host."""
+        self._weigh(except_for)
+        staying = {name for name, client in self.awake.items() if name == except_for or client.has_open_phase}
+        for name in in_excess(self._bytes_on("cuda"), self.plan.device_bytes, staying):
+            self.awake[name].move(torch.device("cpu"))
+            self.dozing.add(name)
+            self._weigh(name)
+        for name in in_excess(self._bytes_on("cpu"), self.limit_bytes, staying):
+            if name in self.changed:
+                self._store(name, self.awake[name].round)
+            del self.awake[name]
+
+    def _weigh(self, name: str) -> None:
+        self.bytes[name] = Counter()
+        for tensor in self.awake[name].tensors():
+            self.bytes[name][tensor.device.type] += tensor.nbytes
+
+    def _bytes_on(self, kind: str) -> dict[str, int]:
+        return {name: self.bytes[name][kind] for name in self.awake if self.bytes[name][kind]}
 
     def _store(self, name: str, round: int) -> None:
         self.files[name] = write_state(self.plan.folder, self.awake[name], round)
         self.changed.discard(name)
 
 
-def _bytes(client: Client) -> int:
-    return sum(value.nbytes for value in client.tensors())
+def in_excess(bytes: Mapping[str, int], limit: int | None, staying: Collection[str]) -> list[str]:
+    """Who must go, the first first, for the others to fit; those who are staying never do."""
+    left, going = sum(bytes.values()), []
+    for name, own in bytes.items():
+        if limit is not None and left > limit and name not in staying:
+            going.append(name)
+            left -= own
+    return going
 
 
 def message_types(algorithm: Algorithm) -> dict[str, type[Message]]:

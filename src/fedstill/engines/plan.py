@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,6 +44,8 @@ class Plan:
     device: str
     precision: Literal["auto", "fp32", "bf16"]
     fast: Fast
+    device_bytes: int | None
+    """Of the clients' models on this process's GPU."""
     host_bytes: int | None
     save_every: int
     client_tests: Literal["pooled", "own"]
@@ -182,10 +184,16 @@ class Plan:
         return model
 
     def _store(self, name: str) -> TokenStore | ImageStore:
-        return (TokenStore if self.shape is None else ImageStore).read(self.stores[name])
+        return _read_store(self.stores[name], self.shape is None)
 
     def _labelled(self, store: Store, rows: Ints) -> Examples:
         return Examples(store, rows, torch.from_numpy(self.row_labels[rows]))
+
+
+@lru_cache(maxsize=8)
+def _read_store(path: Path, holds_text: bool) -> TokenStore | ImageStore:
+    """One for all parties that read it: they pad alike, because a store belongs to a tokenizer."""
+    return (TokenStore if holds_text else ImageStore).read(path)
 
 
 def _same(model: Model) -> Model:

@@ -235,7 +235,7 @@ def _pretrained(
 
 
 def _stamp(folder: Path) -> tuple[int, ...]:
-    return tuple(sorted(file.stat().st_mtime_ns for file in folder.iterdir()))
+    return tuple(sorted(file.stat().st_mtime_ns for file in folder.glob("*")))
 
 
 class _Pretrained:
