@@ -25,12 +25,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fedstill.engines.sharing import Request
+from fedstill.engines.sharing import Request, in_words
 from fedstill.errors import FedstillError
 
 BEAT_S = 5.0
 SILENCE_S = 300.0
 """Without a sign of life from a rank, it counts as lost."""
+FOREVER = timedelta(days=365)
 OBEY_S = 10.0
 """How long a signal leaves rank 0 to dismiss a rank in good order before that one ends by itself."""
 LEAVE_S = 5.0
@@ -98,10 +99,12 @@ class Line:
         self.rank, self.heard, self.broke = rank, heard, broke
         self.sending = threading.Lock()
         self.sent = self.received = b""
+        self.heard_at = time.monotonic()
         self.is_over = threading.Event()
         self.listener = threading.Thread(target=self._listen, daemon=True)
         self.listener.start()
-        threading.Thread(target=self._beat, daemon=True).start()
+        for task in (self._beat, self._watch):
+            threading.Thread(target=task, daemon=True).start()
 
     def send(self, words: list[Any], raw: bytes = b"") -> None:
         """Send it; whether the other one is still there is the listener's to notice."""
@@ -121,23 +124,24 @@ class Line:
     def _listen(self) -> None:
         try:
             while True:
-                header = torch.empty(2, dtype=torch.int64)
-                dist.recv(header, self.rank)
-                words, length = header.tolist()
+                words, length = self._receive(torch.empty(2, dtype=torch.int64)).tolist()
                 if not words:
                     continue
-                said = self._receive(words)
+                said = self._receive(torch.empty(words, dtype=torch.uint8)).numpy().tobytes()
                 if length > 0:
-                    self.received = self._receive(length)
+                    self.received = self._receive(torch.empty(length, dtype=torch.uint8)).numpy().tobytes()
                 self.heard(json.loads(said), self.received if length else b"")
+        except RuntimeError:  # gloo's for a closed connection
+            self._break("its process ended")
         except Exception as error:  # whatever it is, nothing more will be heard on this line
-            if not self.is_over.is_set():
-                self.broke(str(error))
+            self._break(in_words(error))
 
-    def _receive(self, length: int) -> bytes:
-        room = torch.empty(length, dtype=torch.uint8)
-        dist.recv(room, self.rank)
-        return room.numpy().tobytes()
+    def _receive(self, room: torch.Tensor) -> torch.Tensor:
+        work = dist.irecv(room, self.rank)
+        assert work is not None
+        work.wait(FOREVER)
+        self.heard_at = time.monotonic()
+        return room
 
     def _beat(self) -> None:
         while not self.is_over.wait(BEAT_S):
@@ -148,6 +152,17 @@ class Line:
                     return
                 finally:
                     self.sending.release()
+
+    def _watch(self) -> None:
+        """On its own: gloo sends nothing, and waits, until the other side receives."""
+        while not self.is_over.wait(BEAT_S):
+            if time.monotonic() - self.heard_at > SILENCE_S:
+                self._break(f"nothing was heard of it for {SILENCE_S:.0f} s")
+
+    def _break(self, reason: str) -> None:
+        if not self.is_over.is_set():
+            self.is_over.set()
+            self.broke(reason)
 
 
 def _tensor(raw: bytes) -> torch.Tensor:
@@ -197,10 +212,7 @@ class Conductor:
 
     def loss(self) -> LostRank:
         """Who is gone, in words."""
-        # When one falls silent gloo closes all connections: that one is to blame.
-        silent = [rank for rank, reason in self.lost.items() if "timed out" in reason.lower()]
-        rank = next(iter(silent or self.lost))
-        how = f"nothing was heard of it for {SILENCE_S:.0f} s" if silent else "its process ended"
+        rank, how = next(iter(self.lost.items()))
         return LostRank(f"rank {rank} of {self.place.ranks} was lost: {how}.")
 
     def stop(self, signum: int, frame: object) -> None:
@@ -210,15 +222,15 @@ class Conductor:
             raise KeyboardInterrupt(signum)
 
     def dismiss(self, code: int) -> bool:
-        """Let everybody end with that code; whether they did."""
+        """Let everybody end with that code; whether all did."""
         for line in self.lines.values():
             line.close()
-        for rank, line in self.lines.items():
-            if rank not in self.lost:
-                line.send(["quit", code])
-        for line in self.lines.values():
+        present = [line for rank, line in self.lines.items() if rank not in self.lost]
+        for line in present:
+            line.send(["quit", code])
+        for line in present:
             line.listener.join(LEAVE_S)
-        return not any(line.listener.is_alive() for line in self.lines.values())
+        return not self.lost and not any(line.listener.is_alive() for line in present)
 
     def _line(self, rank: int) -> Line:
         def heard(words: list[Any], raw: bytes) -> None:
@@ -254,7 +266,7 @@ class Follower:
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self.again = "start again"
+        self.advice = "Start again."
         self.requests: SimpleQueue[tuple[int, Request]] = SimpleQueue()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._end_soon)
@@ -281,7 +293,7 @@ class Follower:
     def _end(self, reason: str) -> None:
         """Rank 0 is gone, which one of the others says."""
         if self.place.rank == 1:
-            print(f"error: rank 0, which conducts the run, was lost: {self.again}", file=sys.stderr)
+            print(f"error: rank 0, which conducts the run, was lost. {self.advice}", file=sys.stderr)
         _exit(1)
 
     def _end_soon(self, signum: int, frame: object) -> None:
@@ -305,7 +317,8 @@ def join(place: Place) -> None:
     if place.machines == 1 and "lo" in (name for _, name in socket.if_nameindex()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nothing needs to leave the machine
     try:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=SILENCE_S))
+        # gloo's own timeout closes all connections, so that it comes after ours, which tells who it was.
+        dist.init_process_group("gloo", timeout=timedelta(seconds=2 * SILENCE_S))
     except RuntimeError as error:
         raise FedstillError(
             f"the ranks did not find each other ({str(error).splitlines()[0]}). Where machines have several networks, "
@@ -331,4 +344,4 @@ def conducting(place: Place) -> Iterator[None]:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # the first rank that ends has torchrun end the others
         if not current.dismiss(code):
-            _exit(code)  # Python itself would wait for a thread that listens to a rank that hangs
+            _exit(code)  # gloo aborts where Python's own end meets a thread that waits for a rank

@@ -26,6 +26,7 @@ from fedstill.files import write_whole
 
 SHARED = ".writing-shared"
 """A file that every rank must find in the run folder."""
+TURNS = ("begin as the first of a machine", "begin")
 LOOK_S = 10.0
 """How long a file may take to appear on another machine of a shared disk."""
 
@@ -57,7 +58,7 @@ class TorchrunEngine(SharingEngine[int]):
         same = {"corpus": self.plan.corpus_fingerprint, "public": self.plan.public_fingerprint}
         raw = json.dumps({"folder": str(self.plan.folder), "token": token, **same}).encode()
         try:
-            for kind in ("begin first", "begin"):
+            for kind in TURNS:
                 requests = {rank: deque([(kind, "", raw)]) for rank in self.hosts if rank}
                 for _, outcome in self.work(requests):
                     if isinstance(outcome, str):
@@ -75,15 +76,14 @@ def follow(place: Place, plan_of: Callable[[Path], Plan]) -> None:
         nonlocal host
         kind, _, raw = request
         try:
-            if kind == "begin first" and place.local_rank:
-                return b""
-            if kind == "begin" and not place.local_rank:
-                return b""
-            if kind.startswith("begin"):
+            if kind in TURNS:
+                if kind != TURNS[min(place.local_rank, 1)]:
+                    return b""
                 host = None  # before the next one's models come
                 about = json.loads(raw)
                 folder = Path(about["folder"])
-                follower.again = f"go on with: {place.command(f'run --resume {folder}')}"
+                again = place.command(f"run --resume {folder}")
+                follower.advice = f"The last checkpoint is whole; go on with: {again}"
                 plan = _for_rank(_same_plan(folder, about, plan_of), place)
                 host = Host(plan, plan.host_bytes, follower.tell)
                 return b""
