@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedstill.data.examples import Examples
 from fedstill.errors import FedstillError
+from fedstill.learning.fast import switched_off
 from fedstill.learning.losses import ce
 from fedstill.learning.phases import Phase
 from fedstill.learning.predict import forward
@@ -84,5 +85,5 @@ def gradient(model: nn.Module, data: Examples, device: torch.device) -> dict[str
 @contextmanager
 def differentiable() -> Iterator[None]:
     """Only kernels with all derivatives; the step itself must use them too, or its dropout masks are others."""
-    with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
+    with switched_off(), sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
         yield

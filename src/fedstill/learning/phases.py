@@ -7,7 +7,8 @@ One loop (`Phase.run`) serves training and distilling. Re-creating the optimiser
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 
 from fedstill.data.examples import Examples
 from fedstill.errors import FedstillError
+from fedstill.learning.fast import fast_of
+from fedstill.learning.fast.vocabulary import shrink
 from fedstill.learning.losses import Loss, ce
 from fedstill.learning.precision import Precision, autocast, full
 from fedstill.learning.predict import forward, predict
@@ -84,13 +87,16 @@ class Passes:
         return torch.cat([logits, taught[None]])
 
 
-def optimiser(settings: PhaseSettings, rate: float, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimiser of a phase; fused where torch has it."""
+def optimiser(
+    settings: PhaseSettings, rate: float, parameters: list[nn.Parameter], is_fused: bool = True
+) -> torch.optim.Optimizer:
+    """The optimiser of a phase; fused, unless told otherwise, where torch has it."""
+    fused = True if is_fused else None  # None: torch's own choice, which is several passes over the numbers
     if settings.optimiser == "adamw":
-        return torch.optim.AdamW(parameters, lr=rate, weight_decay=settings.weight_decay, fused=True)
+        return torch.optim.AdamW(parameters, lr=rate, weight_decay=settings.weight_decay, fused=fused)
     if settings.optimiser == "sgd":
         return torch.optim.SGD(
-            parameters, lr=rate, momentum=settings.momentum, weight_decay=settings.weight_decay, fused=True
+            parameters, lr=rate, momentum=settings.momentum, weight_decay=settings.weight_decay, fused=fused
         )
     return torch.optim.Adafactor(parameters, lr=rate, weight_decay=settings.weight_decay)
 
@@ -126,7 +132,7 @@ class Phase:
         self.taken = 0
         self.device = next(model.parameters()).device
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.optimiser = optimiser(settings, rate, self.parameters)
+        self.optimiser = optimiser(settings, rate, self.parameters, fast_of(model).optimiser)
         self.stream = Stream(seed, self.device)
         self.order = torch.Generator().manual_seed(seed)
 
@@ -138,12 +144,14 @@ class Phase:
     def step(self, rows: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
         """One optimiser step on those rows of the data; `loss` maps their logits to a scalar. Returns the loss."""
         with self.stream():
-            return self._step(rows, loss)
+            return self._step(self.data, rows, loss)
 
-    def _step(self, rows: Tensor, loss: Callable[[Tensor], Tensor], passes: Passes | None = None) -> Tensor:
+    def _step(
+        self, data: Examples, rows: Tensor, loss: Callable[[Tensor], Tensor], passes: Passes | None = None
+    ) -> Tensor:
         self.model.train()
         with autocast(self.device, self.precision):
-            batch = self.data.batch(rows, self.device, training=True)
+            batch = data.batch(rows, self.device, training=True)
             logits = forward(self.model, batch) if passes is None else passes.logits(self.model, batch)
         value = loss(full(logits))
         self.descend(value)
@@ -181,14 +189,15 @@ class Phase:
         class_weights = None if class_weights is None else class_weights.to(self.device)
         means: list[float] = []
         by_class: list[list[float]] = []
-        with self.stream():
+        with self.stream(), self._own_words(passes) as (data, whole):
             for _ in range(self.settings.epochs):
                 tally = _Tally(self.device)
                 if passes is not None and passes.before_epoch is not None:
-                    passes.before_epoch()
-                for rows in torch.split(torch.randperm(len(self.data), generator=self.order), self.settings.batch):
+                    with whole():
+                        passes.before_epoch()
+                for rows in torch.split(torch.randperm(len(data), generator=self.order), self.settings.batch):
                     wanted = targets[rows.to(self.device)]
-                    self._step(rows, partial(tally.add, wanted=wanted, loss=loss, weights=class_weights), passes)
+                    self._step(data, rows, partial(tally.add, wanted=wanted, loss=loss, weights=class_weights), passes)
                     if watch and self.taken % WATCH_EVERY == 0:
                         watch(self.taken, self.steps, means[-1] if means else math.nan)
                 mean, classwise = tally.read()
@@ -200,9 +209,28 @@ class Phase:
                     )
                 if watch:
                     watch(self.taken, self.steps, mean)
-                if until is not None and until():
-                    break
+                if until is not None:
+                    with whole():
+                        is_over = until()
+                    if is_over:
+                        break
         return EpochLosses(means, by_class)
+
+    @contextmanager
+    def _own_words(
+        self, passes: Passes | None
+    ) -> Iterator[tuple[Examples, Callable[[], AbstractContextManager[None]]]]:
+        """Inside, the model may know only the words of the data given; within the context also given, all again."""
+        settings = self.settings
+        others_stay = settings.optimiser in ("adamw", "sgd") and settings.weight_decay == 0 and self.taken == 0
+        is_alone = passes is None or passes.teacher is None  # a teacher reads the same numbers
+        shrunk = shrink(self.model, self.data) if fast_of(self.model).vocabulary and others_stay and is_alone else None
+        if shrunk is None:
+            yield self.data, nullcontext
+            return
+        vocabulary, data = shrunk
+        with vocabulary.in_use(self.parameters, self.optimiser):
+            yield data, vocabulary.laid_aside
 
 
 class _Tally:

@@ -55,7 +55,8 @@ def dissect(module: nn.Module) -> Anatomy | None:
     """The module's anatomy, or None where it is of a kind that we do not know."""
     if module not in _KNOWN:
         read = _FAMILIES.get(type(module).__name__) if type(module).__module__.startswith("transformers.") else None
-        _KNOWN[module] = read(module) if read is not None and _is_plain(module.config) else None
+        anatomy = read(module) if read is not None and _is_plain(module.config) else None
+        _KNOWN[module] = anatomy if anatomy is not None and _has_plain_parts(anatomy) else None
     return _KNOWN[module]
 
 
@@ -67,6 +68,14 @@ def _is_plain(config: Any) -> bool:
     kind = getattr(config, "position_embedding_type", "absolute")
     decodes = getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False)
     return kind == "absolute" and not decodes and not getattr(config, "sinusoidal_pos_embds", False)
+
+
+def _has_plain_parts(anatomy: Anatomy) -> bool:
+    """Whether its parts are torch's own: somebody may have put others in their place, which compute something else."""
+    tables = [table for table in (anatomy.words, anatomy.positions, anatomy.types) if table is not None]
+    parts = [part for layer in anatomy.layers for part in vars(layer).values()]
+    kinds = {type(part) for part in (anatomy.norm, *tables, *parts)}
+    return kinds == {nn.Embedding, nn.LayerNorm, nn.Linear} and all(table.max_norm is None for table in tables)
 
 
 def _bert(module: Any) -> Anatomy:

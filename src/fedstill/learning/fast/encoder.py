@@ -1,0 +1,134 @@
+"""The same logits in less time on a CPU: no padding in the linear layers, the last layer only at the first position.
+
+The parameters are the Hugging Face module's own, used where they are: nothing is copied, kept or given back.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from fedstill.learning.fast.anatomy import Anatomy, Layer, dissect
+from fedstill.learning.fast.functions import Activation, Attend, AttendFirst, Embed, Transform
+from fedstill.learning.fast.masks import Masks
+from fedstill.learning.fast.settings import Fast
+from fedstill.learning.fast.unpadded import Unpadded
+
+KEYS = {"input_ids", "attention_mask", "token_type_ids"}
+
+
+class Tokens(NamedTuple):
+    """Of the packed tokens: what they are."""
+
+    words: Tensor
+    positions: Tensor
+    types: Tensor | None
+    """None: all of the first type."""
+
+
+def logits(module: nn.Module, batch: dict[str, Tensor], fast: Fast) -> Tensor | None:
+    """The logits [B, C] of a batch; None where the module must compute them itself."""
+    if not fast.encoder or not {"input_ids"} <= batch.keys() <= KEYS:
+        return None
+    anatomy = dissect(module)
+    if anatomy is None or not _applies(anatomy, batch):
+        return None
+    packed = _pack(anatomy, batch)
+    if packed is None:
+        return None
+    texts, tokens = packed
+    masks = Masks(fast.masks) if module.training else None
+    states = _embed(anatomy, tokens, masks)
+    for layer in anatomy.layers[:-1] if fast.last_layer else anatomy.layers:
+        states = _layer(anatomy, layer, states, texts, masks)
+    if fast.last_layer:
+        states = _layer(anatomy, anatomy.layers[-1], states, texts, masks, only_first=True)
+    else:
+        states = states.index_select(0, texts.firsts)
+    states = states.index_select(0, texts.back)
+    for part in anatomy.head:
+        states = part(states)
+    return states
+
+
+def _applies(anatomy: Anatomy, batch: dict[str, Tensor]) -> bool:
+    """Whether the numbers are of the kind that is computed here."""
+    table, ids = anatomy.words.weight, batch["input_ids"]
+    is_plain = table.device.type == "cpu" and table.dtype in (torch.float32, torch.float64)
+    is_batch = all(value.ndim == 2 and value.shape == ids.shape for value in batch.values()) and ids.numel() > 0
+    return is_plain and is_batch and not torch.is_autocast_enabled("cpu")
+
+
+def _pack(anatomy: Anatomy, batch: dict[str, Tensor]) -> tuple[Unpadded, Tokens] | None:
+    """The batch without padding; None where the model has no answer, or one that only it knows."""
+    ids = batch["input_ids"].numpy()
+    mask = batch["attention_mask"].numpy() != 0 if "attention_mask" in batch else np.ones(ids.shape, np.bool_)
+    types = batch["token_type_ids"].numpy() if "token_type_ids" in batch else None
+    positions = _positions(anatomy, ids)
+    if not mask[:, 0].all() or positions.max() >= anatomy.positions.num_embeddings:
+        return None
+    if types is not None and anatomy.types is None:
+        return None
+    texts = Unpadded(mask)
+    is_one_type = types is None or not types.any()
+    return texts, Tokens(
+        texts.pick(ids), texts.pick(positions), None if is_one_type or types is None else texts.pick(types)
+    )
+
+
+def _positions(anatomy: Anatomy, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    if anatomy.first_position is None:
+        return np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+    is_word = ids != anatomy.first_position
+    counted: npt.NDArray[np.int64] = np.cumsum(is_word, axis=1) * is_word + anatomy.first_position
+    return counted
+
+
+def _embed(anatomy: Anatomy, tokens: Tokens, masks: Masks | None) -> Tensor:
+    parts = [(anatomy.words, tokens.words), (anatomy.positions, tokens.positions)]
+    tables: list[tuple[nn.Embedding, Tensor | None]] = [*parts]
+    if anatomy.types is not None:
+        tables.append((anatomy.types, tokens.types))
+    weight = anatomy.words.weight
+    factor = masks and masks.draw((len(tokens.words), weight.shape[1]), anatomy.dropout, weight)
+    return Embed.apply(  # type: ignore[no-any-return, no-untyped-call]
+        [numbers for _, numbers in tables],
+        [table.padding_idx for table, _ in tables],
+        factor,
+        anatomy.norm.eps,
+        anatomy.norm.weight,
+        anatomy.norm.bias,
+        *(table.weight for table, _ in tables),
+    )
+
+
+def _layer(
+    anatomy: Anatomy, layer: Layer, states: Tensor, texts: Unpadded, masks: Masks | None, only_first: bool = False
+) -> Tensor:
+    heads, groups = anatomy.heads, texts.groups
+    projections = [tensor for part in (layer.query, layer.key, layer.value) for tensor in (part.weight, part.bias)]
+    if only_first:
+        shapes = [(group.rows, heads, group.width) for group in groups]
+    else:
+        shapes = [(group.rows * heads, group.width, group.width) for group in groups]
+    factors = [masks and masks.draw(shape, anatomy.attention_dropout, states) for shape in shapes]
+    found = (AttendFirst if only_first else Attend).apply(states, texts, heads, factors, *projections)  # type: ignore[no-untyped-call]
+    if only_first:
+        states = states.index_select(0, texts.firsts)
+    shape = tuple(states.shape)
+    parts = (layer.mix, layer.mix_norm, layer.up, layer.down, layer.down_norm)
+    return Transform.apply(  # type: ignore[no-any-return, no-untyped-call]
+        found,
+        states,
+        Activation(anatomy.activation_name, anatomy.activation),
+        (
+            masks and masks.draw(shape, anatomy.mix_dropout, states),
+            masks and masks.draw(shape, anatomy.dropout, states),
+        ),
+        (layer.mix_norm.eps, layer.down_norm.eps),
+        *(tensor for part in parts for tensor in (part.weight, part.bias)),
+    )

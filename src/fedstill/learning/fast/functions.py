@@ -1,0 +1,284 @@
+"""The parts of a layer over packed tokens, each with its derivative written out by hand.
+
+Autograd would give the same, but writes, keeps and reads every number several times, and here memory is what takes
+time. Dropout masks are factors (`masks.Masks.draw`), or None for no dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from fedstill.learning.fast.unpadded import Group, Unpadded
+
+aten = torch.ops.aten
+Factor = Tensor | None
+
+
+def times(values: Tensor, factor: Factor) -> Tensor:
+    """The product, or the values themselves where there is no factor."""
+    return values if factor is None else values * factor
+
+
+class Activation:
+    """Any activation with its derivative; GELU's are torch's own kernels."""
+
+    def __init__(self, name: str, call: Callable[[Tensor], Tensor]) -> None:
+        self.is_gelu, self.call = name == "gelu", call
+
+    def forward(self, values: Tensor) -> Tensor:
+        """At these values."""
+        return F.gelu(values) if self.is_gelu else self.call(values)
+
+    def backward(self, slope: Tensor, values: Tensor) -> Tensor:
+        """The derivative at these values, times what comes from behind."""
+        if self.is_gelu:
+            return aten.gelu_backward(slope, values)  # type: ignore[no-any-return]
+        with torch.enable_grad():
+            values = values.detach().requires_grad_()
+            return torch.autograd.grad(self.call(values), values, slope)[0]
+
+
+class Embed(Function):
+    """Words, positions and types (None: all of type 0), added and normalised, with dropout."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        numbers: Sequence[Tensor | None],
+        padding: Sequence[int | None],
+        factor: Factor,
+        epsilon: float,
+        weight: Tensor,
+        bias: Tensor,
+        *tables: Tensor,
+    ) -> Tensor:
+        total = weight.new_zeros(())
+        for place, (number, table) in enumerate(zip(numbers, tables, strict=True)):
+            rows = table[0] if number is None else table.index_select(0, number)
+            total = rows if place == 0 else total.add_(rows)
+        states: Tensor
+        states, mean, scale = aten.native_layer_norm(total, weight.shape, weight, bias, epsilon)
+        ctx.constants = numbers, padding, factor, [table.shape for table in tables]
+        ctx.save_for_backward(total, mean, scale, weight, bias)
+        return states if factor is None else states.mul_(factor)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
+        total, mean, scale, weight, bias = ctx.saved_tensors
+        numbers, padding, factor, shapes = ctx.constants
+        slope, weight_slope, bias_slope = aten.native_layer_norm_backward(
+            times(slope, factor), total, weight.shape, mean, scale, weight, bias, (True, True, True)
+        )
+        tables: list[Tensor | None] = []
+        for number, pad, shape, is_wanted in zip(numbers, padding, shapes, ctx.needs_input_grad[6:], strict=True):
+            if not is_wanted:
+                tables.append(None)
+                continue
+            table = slope.new_zeros(shape)
+            if number is None:
+                table[0] = slope.sum(0)
+            else:
+                table.index_add_(0, number, slope)
+            if pad is not None:
+                table[pad] = 0
+            tables.append(table)
+        return None, None, None, None, weight_slope, bias_slope, *tables
+
+
+class Attend(Function):
+    """What the heads of every token find, [tokens, size]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, texts: Unpadded, heads: int, factors: Sequence[Factor], *weights: Tensor
+    ) -> Tensor:
+        weight, bias = torch.cat(weights[::2]), torch.cat(weights[1::2])
+        count, size = len(states), len(weights[0])
+        packed = states.new_empty(count + 1, 3 * size)
+        packed[count] = 0
+        torch.addmm(bias, states, weight.t(), out=packed[:count])
+        found = states.new_empty(count, size)
+        ctx.scale = (size // heads) ** -0.5
+        kept = []
+        for group, factor in zip(texts.groups, factors, strict=True):
+            projected = group.spread(packed, 3, heads)
+            shares = _shares(group, projected[0], projected[1], heads, ctx.scale)
+            used = times(shares, factor)
+            group.gather(torch.bmm(used, projected[2]), 1, heads, found)
+            kept.append((projected, shares, used, factor))
+        if any(ctx.needs_input_grad):
+            ctx.constants = texts, heads, kept
+            ctx.save_for_backward(states, weight)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
+        states, weight = ctx.saved_tensors
+        texts, heads, kept = ctx.constants
+        padded = torch.cat([slope, slope.new_zeros(1, slope.shape[1])])
+        packed = slope.new_empty(len(slope), 3 * slope.shape[1])
+        for group, (projected, shares, used, factor) in zip(texts.groups, kept, strict=True):
+            query, key, value = projected
+            found = group.spread(padded, 1, heads)[0]
+            slopes = torch.empty_like(projected)
+            torch.bmm(used.transpose(1, 2), found, out=slopes[2])
+            inner = torch.bmm(found, value.transpose(1, 2))
+            inner = aten._softmax_backward_data(times(inner, factor), shares, -1, shares.dtype)
+            torch.baddbmm(slopes[0], inner, key, beta=0, alpha=ctx.scale, out=slopes[0])
+            torch.baddbmm(slopes[1], inner.transpose(1, 2), query, beta=0, alpha=ctx.scale, out=slopes[1])
+            group.gather(slopes, 3, heads, packed)
+        given = packed @ weight if ctx.needs_input_grad[0] else None
+        parts = zip((packed.t() @ states).chunk(3), packed.sum(0).chunk(3), strict=True)
+        return given, None, None, None, *(part for pair in parts for part in pair)
+
+
+class AttendFirst(Function):
+    """What the heads of each text's first token find, [texts, size].
+
+    A first token's score of a token is q.(K x) = (K^T q).x, and what it finds is sum p (V x) = V (sum p x), so nobody
+    needs the keys and values of all tokens. The keys' bias adds the same to all scores of a text: it has no effect.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: Tensor,
+        texts: Unpadded,
+        heads: int,
+        factors: Sequence[Factor],
+        query_weight: Tensor,
+        query_bias: Tensor,
+        key_weight: Tensor,
+        key_bias: Tensor,
+        value_weight: Tensor,
+        value_bias: Tensor,
+    ) -> Tensor:
+        first = states.index_select(0, texts.firsts)
+        query = torch.addmm(query_bias, first, query_weight.t())
+        ctx.scale = (len(query_weight) // heads) ** -0.5
+        # By head: [heads, texts, ...] is what products with a head's share of the weights want.
+        asked = torch.bmm(_by_head(query, heads), key_weight.view(heads, -1, states.shape[1])).mul_(ctx.scale)
+        means = asked.new_empty(heads, len(first), states.shape[1])
+        sums = asked.new_empty(len(first), heads)
+        kept = []
+        for group, factor in zip(texts.groups, factors, strict=True):
+            tokens = group.pad(states)
+            shares = _shares(group, asked[:, group.texts].transpose(0, 1), tokens, 1, 1.0)
+            used = times(shares, factor)
+            means[:, group.texts] = torch.bmm(used, tokens).transpose(0, 1)
+            torch.sum(used, -1, out=sums[group.texts])
+            kept.append((tokens, shares, used, factor))
+        found = torch.bmm(means, value_weight.view(heads, -1, states.shape[1]).transpose(1, 2))
+        if any(ctx.needs_input_grad):
+            ctx.constants = texts, heads, kept
+            ctx.save_for_backward(
+                states, first, query, asked, means, sums, query_weight, key_weight, value_weight, value_bias
+            )
+        return (found.transpose(0, 1) + sums[:, :, None] * value_bias.view(heads, -1)).reshape(len(first), -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
+        states, first, query, asked, means, sums, query_weight, key_weight, value_weight, value_bias = ctx.saved_tensors
+        texts, heads, kept = ctx.constants
+        by_head = _by_head(slope, heads)
+        mean_slopes = torch.bmm(by_head, value_weight.view(heads, -1, states.shape[1]))
+        value_slope = torch.bmm(by_head.transpose(1, 2), means).view_as(value_weight)
+        by_text = slope.view(len(first), heads, -1)
+        sum_slopes = (by_text * value_bias.view(heads, -1)).sum(-1, keepdim=True)
+        value_bias_slope = (by_text * sums[:, :, None]).sum(0).view(-1)
+        given = torch.empty_like(states)
+        asked_slopes = torch.empty_like(asked)
+        for group, (tokens, shares, used, factor) in zip(texts.groups, kept, strict=True):
+            mean_slope = mean_slopes[:, group.texts].transpose(0, 1)
+            inner = torch.baddbmm(sum_slopes[group.texts], mean_slope, tokens.transpose(1, 2))
+            inner = aten._softmax_backward_data(times(inner, factor), shares, -1, shares.dtype)
+            asked_slopes[:, group.texts] = torch.bmm(inner, tokens).transpose(0, 1)
+            left = torch.cat([used, inner], 1).transpose(1, 2)
+            right = torch.cat([mean_slope, asked[:, group.texts].transpose(0, 1)], 1)
+            group.gather(torch.bmm(left, right)[None], 1, 1, given)
+        asked_slopes.mul_(ctx.scale)
+        key_slope = torch.bmm(_by_head(query, heads).transpose(1, 2), asked_slopes).view_as(key_weight)
+        query_slope = torch.bmm(asked_slopes, key_weight.view(heads, -1, states.shape[1]).transpose(1, 2))
+        query_slope = query_slope.transpose(0, 1).reshape(len(first), -1)
+        given.index_add_(0, texts.firsts, query_slope @ query_weight)
+        query_slopes = query_slope.t() @ first, query_slope.sum(0)
+        key_slopes = key_slope, torch.zeros_like(value_bias)
+        return given, None, None, None, *query_slopes, *key_slopes, value_slope, value_bias_slope
+
+
+class Transform(Function):
+    """A layer after its attention: both times linear, dropout, added to what was given, normalised."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        found: Tensor,
+        given: Tensor,
+        activation: Activation,
+        factors: tuple[Factor, Factor],
+        epsilons: tuple[float, float],
+        *weights: Tensor,
+    ) -> Tensor:
+        mix, mix_bias, norm, norm_bias, up, up_bias, down, down_bias, last, last_bias = weights
+        mixed = _added(given, torch.addmm(mix_bias, found, mix.t()), factors[0])
+        middle, mean, scale = aten.native_layer_norm(mixed, norm.shape, norm, norm_bias, epsilons[0])
+        raised = torch.addmm(up_bias, middle, up.t())
+        active = activation.forward(raised)
+        lowered = _added(middle, torch.addmm(down_bias, active, down.t()), factors[1])
+        states, last_mean, last_scale = aten.native_layer_norm(lowered, last.shape, last, last_bias, epsilons[1])
+        if any(ctx.needs_input_grad):
+            ctx.constants = activation, factors
+            ctx.save_for_backward(
+                found, mixed, mean, scale, middle, raised, active, lowered, last_mean, last_scale, *weights
+            )
+        return states  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
+        found, mixed, mean, scale, middle, raised, active, lowered, last_mean, last_scale, *weights = ctx.saved_tensors
+        mix, _, norm, norm_bias, up, _, down, _, last, last_bias = weights
+        activation, factors = ctx.constants
+        wanted = (True, True, True)
+        slope, *last_slopes = aten.native_layer_norm_backward(
+            slope, lowered, last.shape, last_mean, last_scale, last, last_bias, wanted
+        )
+        inner = times(slope, factors[1])
+        down_slopes = inner.t() @ active, inner.sum(0)
+        inner = activation.backward(inner @ down, raised)
+        up_slopes = inner.t() @ middle, inner.sum(0)
+        slope, *norm_slopes = aten.native_layer_norm_backward(
+            torch.addmm(slope, inner, up), mixed, norm.shape, mean, scale, norm, norm_bias, wanted
+        )
+        inner = times(slope, factors[0])
+        mix_slopes = inner.t() @ found, inner.sum(0)
+        slopes = (*mix_slopes, *norm_slopes, *up_slopes, *down_slopes, *last_slopes)
+        return inner @ mix, slope, None, None, None, *slopes
+
+
+def _shares(group: Group, queries: Tensor, keys: Tensor, heads: int, scale: float) -> Tensor:
+    keys = keys.transpose(1, 2)
+    if group.is_full:
+        scores = torch.baddbmm(queries.new_empty(1), queries, keys, beta=0, alpha=scale)
+    else:
+        scores = torch.baddbmm(group.bias(heads, queries), queries, keys, alpha=scale)
+    return torch.softmax(scores, -1)
+
+
+def _by_head(values: Tensor, heads: int) -> Tensor:
+    """[texts, heads * size] as [heads, texts, size]."""
+    return values.view(len(values), heads, -1).transpose(0, 1)
+
+
+def _added(given: Tensor, values: Tensor, factor: Factor) -> Tensor:
+    return values.add_(given) if factor is None else torch.addcmul(given, values, factor)

@@ -1,0 +1,122 @@
+"""Learning with the word embeddings of the words that occur: most of a small model's numbers are for other words.
+
+Without weight decay the rows of other words cannot change, yet an optimiser goes through all of them at every step. So
+for a phase the model has a table of the words in the phase's data only, and the data has them numbered accordingly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedstill.data.corpus import Ints
+from fedstill.data.examples import Examples
+from fedstill.data.tokens import TokenStore
+from fedstill.models.small import BiGRU, TextCNN
+
+LARGEST = 0.5
+"""The share of the words that may occur: with more, there is little to gain."""
+
+
+class Vocabulary:
+    """A model's word embeddings while only some words are in use, `words`, which rise."""
+
+    def __init__(self, embedding: nn.Embedding, words: Ints) -> None:
+        self.embedding = embedding
+        self.all: nn.Parameter = embedding._parameters["weight"]  # type: ignore[assignment]
+        self.words = torch.from_numpy(words).to(self.all.device)
+        self.some = nn.Parameter(self.all.detach().index_select(0, self.words))
+
+    @contextmanager
+    def in_use(self, parameters: list[nn.Parameter], optimiser: torch.optim.Optimizer) -> Iterator[None]:
+        """Inside, the model, the list and the optimiser have the smaller table; afterwards the whole one again."""
+        self.embedding.weight = self.some
+        lists = [parameters, *(group["params"] for group in optimiser.param_groups)]
+        for each in lists:
+            _replace(each, self.all, self.some)
+        try:
+            yield
+        finally:
+            self._give_back()
+            for each in lists:
+                _replace(each, self.some, self.all)
+            if self.some in optimiser.state:
+                optimiser.state[self.all] = {key: self._whole(v) for key, v in optimiser.state.pop(self.some).items()}
+
+    @contextmanager
+    def laid_aside(self) -> Iterator[None]:
+        """Inside, the model has its whole table: for whoever looks at it between two epochs, or changes it."""
+        self._give_back()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                self.some.copy_(self.all.index_select(0, self.words))
+            self.embedding.weight = self.some
+
+    def _give_back(self) -> None:
+        with torch.no_grad():
+            self.all.index_copy_(0, self.words, self.some)
+        self.embedding.weight = self.all
+
+    def _whole(self, value: object) -> object:
+        """What an optimiser remembers of the smaller table, for the whole one; of the other words it knows nothing."""
+        if isinstance(value, Tensor) and value.shape == self.some.shape:
+            return value.new_zeros(self.all.shape).index_copy_(0, self.words, value)
+        return value
+
+
+def shrink(model: nn.Module, data: Examples) -> tuple[Vocabulary, Examples] | None:
+    """A table of the data's words, and the data with these numbered; None where it is not possible, or no gain."""
+    embedding = _words_of(model)
+    if embedding is None or not isinstance(data.store, TokenStore) or not len(data):
+        return None
+    store = data.store
+    lengths = data.lengths
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    places = np.repeat(store.offsets[data.rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
+    ids = store.ids[places]
+    occurs = np.zeros(embedding.num_embeddings, np.bool_)
+    occurs[ids] = True
+    # Models look for some numbers (padding, to count positions; the end of a text): those must stay as they are.
+    occurs[: 1 + max(store.pad_id, embedding.padding_idx or 0, *_special(model))] = True
+    words = occurs.nonzero()[0]
+    if len(words) > LARGEST * len(occurs):
+        return None
+    number = np.cumsum(occurs, dtype=np.int32) - 1
+    types = None if store.types is None else store.types[places]
+    own = TokenStore(number[ids].astype(np.int32), offsets, types, store.pad_id, store.pads_left)
+    return Vocabulary(embedding, words), Examples(own, np.arange(len(data)), data.labels)
+
+
+def _words_of(model: nn.Module) -> nn.Embedding | None:
+    """The model's word embeddings, where they are learnt, used for nothing else, and rows are taken as they are."""
+    if isinstance(model, (TextCNN, BiGRU)):
+        embedding = model.embedding
+    elif type(model).__module__.startswith("transformers."):
+        try:
+            embedding = model.get_input_embeddings()  # type: ignore[operator]
+        except (NotImplementedError, AttributeError):
+            return None
+        if type(embedding) is not nn.Embedding or embedding.num_embeddings != model.config.vocab_size:  # type: ignore[union-attr]
+            return None
+    else:
+        return None
+    is_plain = embedding.max_norm is None and not embedding.sparse and not embedding.scale_grad_by_freq
+    uses = sum(value is embedding.weight for _, value in model.named_parameters(remove_duplicate=False))
+    return embedding if is_plain and uses == 1 and embedding.weight.requires_grad else None
+
+
+def _special(model: nn.Module) -> list[int]:
+    """The numbers of tokens that the model's configuration names."""
+    config = getattr(model, "config", None)
+    values = [] if config is None else [v for key, v in config.to_dict().items() if key.endswith("_token_id")]
+    return [0, *(value for value in values if isinstance(value, int))]
+
+
+def _replace(parameters: list[nn.Parameter], old: nn.Parameter, new: nn.Parameter) -> None:
+    parameters[:] = [new if each is old else each for each in parameters]
