@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill import Experiment, run
+from fedstill import Experiment, FedstillError, run
 from fedstill.engines.host import Host, in_excess
 from fedstill.engines.seconds import FORM, Seconds, Slip
 from fedstill.prepare import prepare
@@ -82,21 +82,22 @@ def test_a_client_that_fails_goes_back_to_its_file_and_nobody_s_copy_fills_the_m
     assert all(torch.equal(before[name], again[name]) for name in model)
 
 
-def test_a_last_state_leaves_the_disk_when_its_model_is_exported(small: Small, tmp_path: Path) -> None:
+def test_who_has_closed_sleeps_as_the_model_in_the_record_and_hears_nothing_more(small: Small, tmp_path: Path) -> None:
     host = host_of(small, tmp_path / "run", int(1.5 * ONE))
-    for round in (1, 2):
-        for name in host.plan.clients:
-            host.call(name, turn(round))
-        if round == 1:
-            host.save(round)
-    states = tmp_path / "run" / "checkpoint" / "state"
-    saved = {"books.1.safetensors", "garden.1.safetensors", "toys.1.safetensors"}
-    assert {file.name for file in states.iterdir()} == saved | {"books.2.safetensors", "garden.2.safetensors"}
+    models = tmp_path / "run" / "models"
+    for name in host.plan.clients:
+        host.call(name, turn(1))
+    states = sorted((tmp_path / "run" / "checkpoint" / "state").iterdir())
+    for name in host.plan.clients:
+        host.call(name, encode(None, {"verb": "close", "round": 2}))
+    assert sorted(path.name for path in models.iterdir()) == ["books", "garden"]
+    assert sorted((tmp_path / "run" / "checkpoint" / "state").iterdir())[: len(states)] == states
+    with pytest.raises(FedstillError, match="books has closed"):
+        host.call("books", turn(2))
     for name in host.plan.clients:
         host.export(name)
-    assert {file.name for file in states.iterdir()} == saved
+    assert len(list(models.iterdir())) == 3
     assert not host.awake
-    assert len(list((tmp_path / "run" / "models").iterdir())) == 3
 
 
 @needs_gpu

@@ -38,8 +38,8 @@ class Host:
         """The last state of each client that is on disk."""
         self.changed: set[str] = set()
         """Clients whose state is newer than their file."""
-        self.saved: set[str] = set()
-        """State files that a checkpoint may name."""
+        self.closed: set[str] = set()
+        """Clients that have heard their last verb: what sleeps of them is the model in the record."""
         self.before: dict[str, FileReference | None] = {}
         """What a client whose call fails goes back to, where a round can do without it; elsewhere the run ends."""
         self.round = 0
@@ -50,6 +50,8 @@ class Host:
     def call(self, name: str, raw: bytes) -> bytes:
         """Run the verb in the envelope on a client; the reply carries its metrics and notes, and a slip."""
         parcel = decode(raw, self.types)
+        if name in self.closed:
+            raise FedstillError(f"{name} has closed: `close` is the last verb that a client can hear.")
         started = time.perf_counter()
         client = self._wake(name)
         self._enter(client, parcel.envelope["round"])
@@ -63,6 +65,8 @@ class Host:
         done = time.perf_counter()
         if verb != "hello":
             self.changed.add(name)
+        if verb == "close":
+            self.closed.add(name)
         metrics, client.metrics = client.metrics, []
         notes, client.notes = client.notes, []
         reply = encode(message, {"round": client.round, "metrics": metrics, "notes": notes})
@@ -76,25 +80,22 @@ class Host:
         """Bring every changed client's state to disk; the files of all clients that have one."""
         for name in sorted(self.changed):
             self._store(name, round)
-        self.saved = {reference.file for reference in self.files.values()}
         return self.files
 
     def restore(self, files: Mapping[str, FileReference]) -> None:
         """Go on from those files, whatever was awake before."""
         self.awake.clear()
         self.changed.clear()
+        self.closed.clear()
         self.files = dict(files)
-        self.saved = {reference.file for reference in files.values()}
 
     def export(self, name: str) -> None:
-        """Write a client's model and predictions into the record, if it ever learnt anything."""
+        """Write a client's model and predictions into the record, if it ever learnt anything, and forget it."""
         if name in self.files or name in self.changed:
             export(self._wake(name), self.plan.folder)
             del self.awake[name]
             self.changed.discard(name)
-            file = self.files.pop(name, None)
-            if file is not None and file.file not in self.saved:  # a thousand clients' last states and their models
-                (folder_of(self.plan.folder) / file.file).unlink()  # are more than need be on a disk at once
+            self.files.pop(name, None)
 
     def _enter(self, client: Client, round: int) -> None:
         """A client's state is defined at round boundaries: one that fails in a round was not there in it."""
@@ -136,6 +137,9 @@ class Host:
             self.dozing.add(name)
             self._weigh(name)
         for name in in_excess(self._bytes_on("cpu"), self.limit_bytes, staying):
+            if name in self.closed:
+                self.export(name)
+                continue
             if name in self.changed:
                 self._store(name, self.awake[name].round)
             del self.awake[name]
