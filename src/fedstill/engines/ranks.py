@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
@@ -93,29 +93,25 @@ def loss() -> LostRank | None:
 
 
 class Line:
-    """Messages between this rank and another one, in order; `heard` and `broke` are called on a thread of its own."""
+    """Messages between this rank and another one, in order, on threads of their own.
+
+    A signal interrupts the main thread anywhere, and half a message would be the end of the line.
+    """
 
     def __init__(self, rank: int, heard: Callable[[list[Any], bytes], None], broke: Callable[[str], None]) -> None:
         self.rank, self.heard, self.broke = rank, heard, broke
-        self.sending = threading.Lock()
+        self.outbox: SimpleQueue[tuple[list[Any], bytes]] = SimpleQueue()
         self.sent = self.received = b""
         self.heard_at = time.monotonic()
         self.is_over = threading.Event()
         self.listener = threading.Thread(target=self._listen, daemon=True)
         self.listener.start()
-        for task in (self._beat, self._watch):
+        for task in (self._speak, self._watch):
             threading.Thread(target=task, daemon=True).start()
 
     def send(self, words: list[Any], raw: bytes = b"") -> None:
-        """Send it; whether the other one is still there is the listener's to notice."""
-        with self.sending, suppress(RuntimeError):
-            said = json.dumps(words).encode()
-            length = SAME if raw and raw is self.sent else len(raw)
-            dist.send(torch.tensor([len(said), length]), self.rank)
-            dist.send(_tensor(said), self.rank)
-            if length > 0:
-                dist.send(_tensor(raw), self.rank)
-                self.sent = raw
+        """Have it sent; whether the other one is still there is the listener's to notice."""
+        self.outbox.put((words, raw))
 
     def close(self) -> None:
         """Nothing that happens from now on is a loss."""
@@ -143,15 +139,24 @@ class Line:
         self.heard_at = time.monotonic()
         return room
 
-    def _beat(self) -> None:
-        while not self.is_over.wait(BEAT_S):
-            if self.sending.acquire(blocking=False):  # whoever is sending is alive
+    def _speak(self) -> None:
+        """What there is to say, else a sign of life."""
+        with suppress(RuntimeError):
+            while True:
                 try:
+                    words, raw = self.outbox.get(timeout=BEAT_S)
+                except Empty:
+                    if self.is_over.is_set():
+                        return
                     dist.send(torch.zeros(2, dtype=torch.int64), self.rank)
-                except RuntimeError:
-                    return
-                finally:
-                    self.sending.release()
+                    continue
+                said = json.dumps(words).encode()
+                length = SAME if raw and raw is self.sent else len(raw)
+                dist.send(torch.tensor([len(said), length]), self.rank)
+                dist.send(_tensor(said), self.rank)
+                if length > 0:
+                    dist.send(_tensor(raw), self.rank)
+                    self.sent = raw
 
     def _watch(self) -> None:
         """On its own: gloo sends nothing, and waits, until the other side receives."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import socket
@@ -126,10 +127,12 @@ def _same_plan(folder: Path, about: Mapping[str, Any], plan_of: Callable[[Path],
 
 
 def _for_rank(plan: Plan, place: Place) -> Plan:
-    """The plan with this rank's device and its part of the machine's memory."""
+    """The plan with this rank's device, and its part of the machine's memory and of a GPU's that ranks share."""
     torch.set_num_threads(plan.threads)
     device = place.device(plan.device)
     if device.startswith("cuda:") and torch.cuda.is_available():
         torch.cuda.set_device(device)  # nothing of it on the first GPU, which belongs to another rank
     host_bytes = None if plan.host_bytes is None else plan.host_bytes // place.local_ranks
-    return replace(plan, device=device, host_bytes=host_bytes)
+    together = math.ceil(place.local_ranks / max(1, torch.cuda.device_count()))
+    device_bytes = None if plan.device_bytes is None else plan.device_bytes // together
+    return replace(plan, device=device, host_bytes=host_bytes, device_bytes=device_bytes)
