@@ -11,6 +11,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from fedstill.data.examples import Examples
 from fedstill.data.tokens import TokenStore
 from fedstill.errors import FedstillError
+from fedstill.learning.fast import Fast, accelerate
 from fedstill.learning.losses import ce, mse
 from fedstill.learning.phases import EpochLosses, Phase, PhaseSettings, class_weights, share_of_rate
 from fedstill.models.small import TextCNN
@@ -302,6 +303,20 @@ def test_clip_shortens_the_whole_gradient_to_its_norm_and_no_more(clip, share):
     Phase(model, data, settings, 1.0, 0).run(targets, mse)
     expected = gradient if share == 1.0 else gradient * clip / gradient.norm()
     torch.testing.assert_close(before - weights_of(model), expected, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_the_optimiser_is_fused_only_for_a_model_that_was_told(name):
+    told, other, plain = small_model(), small_model(), small_model()
+    accelerate(told, Fast())
+    accelerate(other, Fast(optimiser=False))
+    settings = PhaseSettings(epochs=2, batch=4, optimiser=name)
+    phases = [Phase(model, texts(8), settings, 1e-2, 0) for model in (told, other, plain)]
+    assert [bool(phase.optimiser.defaults["fused"]) for phase in phases] == [True, False, False]
+    for phase in phases:
+        phase.run(teacher_logits(8), mse)
+    torch.testing.assert_close(weights_of(told), weights_of(other), rtol=1e-9, atol=1e-12)
+    assert torch.equal(weights_of(other), weights_of(plain))
 
 
 def test_frozen_parameters_stay_as_they_are():

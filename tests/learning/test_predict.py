@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from fedstill.data.examples import Examples
 from fedstill.data.tokens import TokenStore
+from fedstill.learning.fast import Fast, accelerate
 from fedstill.learning.predict import predict
 from fedstill.models.small import BiGRU, TextCNN
 
@@ -27,7 +29,8 @@ def one_by_one(model, data):
     model.eval()
     with torch.no_grad():
         texts = [data.store.ids[data.store.offsets[row] : data.store.offsets[row + 1]] for row in data.rows]
-        return torch.cat([model(torch.from_numpy(text.astype(np.int64))[None]) for text in texts])
+        answers = [model(torch.from_numpy(text.astype(np.int64))[None]) for text in texts]
+        return torch.cat([getattr(answer, "logits", answer) for answer in answers])
 
 
 @pytest.mark.parametrize("batch", [1, 4, 64])
@@ -65,3 +68,29 @@ def test_numbers_stay_in_float64_or_become_float32(model, data):
     assert predict(model, data).dtype == torch.float32
     assert predict(model, data, precision="bf16").dtype == torch.float32
     assert predict(model.double(), data).dtype == torch.float64
+
+
+@pytest.fixture(params=["bert", "distilbert", "electra"])
+def transformer(request):
+    """Two whose computing is known to the fast path, and one that is left to Hugging Face."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    small = {"distilbert": {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24}}.get(request.param, sizes)
+    config = AutoConfig.for_model(request.param, vocab_size=40, num_labels=3, initializer_range=0.3, **small)
+    return AutoModelForSequenceClassification.from_config(config)
+
+
+@pytest.mark.parametrize("batch", [1, 4, 64])
+def test_a_transformer_on_the_fast_path_predicts_what_it_does_one_by_one(transformer, data, batch):
+    expected = one_by_one(transformer, data)
+    accelerate(transformer, Fast())
+    torch.testing.assert_close(predict(transformer, data, batch=batch), expected, rtol=0, atol=1e-5)
+    assert torch.cdist(expected, expected).add(torch.eye(len(data))).min() > 1e-4
+
+
+def test_a_transformer_predicts_the_same_with_and_without_the_fast_path(transformer, data):
+    plain = predict(transformer.double(), data)
+    accelerate(transformer, Fast())
+    found = predict(transformer, data)
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, plain, rtol=0, atol=1e-9)
