@@ -147,7 +147,9 @@ class Host:
     def _weigh(self, name: str) -> None:
         self.bytes[name] = Counter()
         for tensor in self.awake[name].tensors():
-            self.bytes[name][tensor.device.type] += tensor.nbytes
+            # Torch gives out pinned memory in powers of two.
+            own = 1 << (tensor.nbytes - 1).bit_length() if name in self.dozing else tensor.nbytes
+            self.bytes[name][tensor.device.type] += own
 
     def _bytes_on(self, kind: str) -> dict[str, int]:
         return {name: self.bytes[name][kind] for name in self.awake if self.bytes[name][kind]}
