@@ -16,7 +16,7 @@ from fedstill import Experiment, FedstillError, run
 from fedstill.engines.host import Host, in_excess
 from fedstill.engines.seconds import FORM, Seconds, Slip
 from fedstill.prepare import prepare
-from fedstill.wire.messages import BadMessage, encode
+from fedstill.wire.messages import BadMessage, Hello, decode, encode
 
 Small = Callable[..., Experiment]
 
@@ -53,12 +53,18 @@ def test_the_others_fit_unless_they_must_stay(bytes: dict[str, int], limit: int,
     assert not going or sum(left.values()) + bytes[going[-1]] > limit
 
 
-def test_clients_that_only_said_hello_need_no_file(small: Small, tmp_path: Path) -> None:
-    host = host_of(small, tmp_path / "run", int(1.5 * ONE))
+def test_clients_that_only_said_hello_need_no_model_and_no_file(small: Small, tmp_path: Path) -> None:
+    host = host_of(small, tmp_path / "run", 1)
+    said = {}
     for name in host.plan.clients:
-        host.call(name, encode(None, {"verb": "hello", "round": 0}))
-    assert list(host.awake) == ["toys"]
+        raw, _ = Slip.take_off(host.call(name, encode(None, {"verb": "hello", "round": 0})))
+        said[name] = decode(raw, host.types).message
+    assert not any(client.has_model for client in host.awake.values())
     assert host.files == {}
+    for name, client in host.awake.items():
+        hello = said[name]
+        assert isinstance(hello, Hello)
+        assert hello.architecture == client.model.architecture
 
 
 @pytest.mark.parametrize("save_every", [1, 2])

@@ -56,6 +56,7 @@ class Host:
         client = self._wake(name)
         self._enter(client, parcel.envelope["round"])
         verb = parcel.envelope["verb"]
+        client.seconds.clear()
         awake = time.perf_counter()
         try:
             message = verb_of(self.algorithm, verb)(self.algorithm, client, parcel.message)
@@ -73,8 +74,9 @@ class Host:
         self.tell({"party": name, "phase": "done", "seconds": time.perf_counter() - started})
         encoded = time.perf_counter()
         self._make_room(except_for=name)
-        state_s = awake - started + time.perf_counter() - encoded
-        return Slip(done - awake, state_s, self.number).stick(reply)
+        built = client.seconds.get("building", 0.0)
+        state_s = awake - started + built + time.perf_counter() - encoded
+        return Slip(done - awake - built, state_s, self.number).stick(reply)
 
     def save(self, round: int) -> dict[str, FileReference]:
         """Bring every changed client's state to disk; the files of all clients that have one."""

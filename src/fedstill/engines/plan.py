@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -82,8 +82,8 @@ class Plan:
 
     def make_client(self, name: str, tell: Callable[[dict[str, Any]], None]) -> Client:
         """A client in its first state; what it may not see is not in it."""
-        store = self._store(name)
-        model = _pad(store, self._model(name, self.clients[name]))
+        sample = self._sample(name)
+        store = _pad(self._store(name), sample)
         pooled = self.partition.test if self.client_tests == "pooled" else {name: self.partition.test[name]}
         tests, splits = _join({f"test/{client}": rows for client, rows in pooled.items()})
         splits = {f"test/{name}": splits[f"test/{name}"]}
@@ -93,7 +93,7 @@ class Plan:
             public=Examples(store, self.partition.public),
             train=self._labelled(store, self.partition.train[name]),
             validation=self._labelled(store, self.partition.validation[name]),
-            evaluation=Evaluation(self._labelled(store, tests), splits, label_tasks=model.label_tasks),
+            evaluation=Evaluation(self._labelled(store, tests), splits, label_tasks=sample.label_tasks),
             labelled=Examples(store, self.partition.labelled),
         )
         return Client(
@@ -101,9 +101,10 @@ class Plan:
             self.clients[name],
             data,
             self._around(tell),
-            lambda: model,
-            partial(self._second_model, name, model),
+            partial(self._model, name, self.clients[name]),
+            partial(self._second_model, name, sample),
             public_fingerprint=self.public_fingerprint,
+            sample=sample,
         )
 
     def make_server(self, tell: Callable[[dict[str, Any]], None]) -> Server:
@@ -124,7 +125,9 @@ class Plan:
         private = np.concatenate(list(self.partition.train.values()))
 
         def make_model() -> Model:
-            return _pad(store, self._model(SERVER, spec))
+            model = self._model(SERVER, spec)
+            _pad(store, model)
+            return model
 
         data = PartyData(
             public=Examples(store, self.partition.public),
@@ -171,6 +174,19 @@ class Plan:
             )
         return model
 
+    @cached_property
+    def _samples(self) -> dict[tuple[str, Path, int], Model]:
+        return {}
+
+    def _sample(self, client: str) -> Model:
+        """A model like the client's that holds no numbers; one for all clients that have the same."""
+        spec = self.clients[client]
+        like = (spec.model.model_dump_json(), self.stores[client], spec.train.max_length)
+        if like not in self._samples:
+            model = self._model(client, spec)
+            self._samples[like] = replace(model, module=model.module.to("meta"))
+        return self._samples[like]
+
     def _model(self, name: str, spec: PartySpec) -> Model:
         seed = key(self.seed, 0, name, "model")
         model = build(spec.model, self.labels, self.default_tokenizer, seed, self.shape)
@@ -200,11 +216,11 @@ def _same(model: Model) -> Model:
     return model
 
 
-def _pad(store: TokenStore | ImageStore, model: Model) -> Model:
+def _pad(store: TokenStore | ImageStore, model: Model) -> TokenStore | ImageStore:
     """Let the store pad as the model wants it."""
     if isinstance(store, TokenStore) and model.tokenizer is not None:
         store.pad_as(model.tokenizer.pad_id, model.pads_left)
-    return model
+    return store
 
 
 def _tensor(numbers: tuple[int, ...] | None) -> torch.Tensor | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from fedstill.learning.metrics import scores
+from fedstill.models import Model
 from fedstill.parties.party import Party
 
 
@@ -15,6 +16,13 @@ class Client(Party):
     """An organisation: its rows never leave, its opinions do."""
 
     public_fingerprint: str = ""
+    sample: Model | None = None
+    """A model like its own without the numbers: saying hello takes no more."""
+
+    @property
+    def kind(self) -> Model:
+        """What its model is like; not to be computed with."""
+        return self.sample if self.sample is not None else self.model
 
     @property
     def size(self) -> int:
@@ -25,7 +33,7 @@ class Client(Party):
         """How many training rows it has of each class."""
         assert self.data.train is not None
         assert self.data.train.labels is not None
-        return torch.bincount(self.data.train.labels, minlength=len(self.model.labels))
+        return torch.bincount(self.data.train.labels, minlength=len(self.kind.labels))
 
     def validation_f1(self) -> float:
         """Weighted F1 on its own validation rows, or on its training rows where it has none."""

@@ -346,7 +346,7 @@ class Party:
 
     def tensors(self) -> Iterator[Tensor]:
         """Everything of it that takes memory, its second models' included."""
-        yield from self.model.module.state_dict().values()
+        yield from self.model.module.state_dict().values() if self.has_model else ()
         for value in self.memory.values():
             yield from value.values() if isinstance(value, dict) else [value] if isinstance(value, Tensor) else ()
         for extra in self._extras.values():
