@@ -55,7 +55,7 @@ def prepare(experiment: Experiment, folder: Path) -> tuple[Experiment, Plan, Cor
         participation=experiment.participation,
         quorum=experiment.quorum,
         threads=experiment.threads,
-        workers=default_workers() if experiment.workers == "auto" else experiment.workers,
+        workers=default_workers(experiment.device) if experiment.workers == "auto" else experiment.workers,
         device=experiment.device,
         precision=experiment.precision,
         fast=experiment.fast,

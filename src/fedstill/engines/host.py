@@ -19,6 +19,9 @@ from fedstill.engines.plan import Plan
 from fedstill.engines.seconds import Slip
 from fedstill.errors import FedstillError
 from fedstill.files import FileReference, file_name
+from fedstill.learning.fast import card
+from fedstill.learning.fast.card import WIDEST
+from fedstill.learning.precision import choose_device
 from fedstill.parties.client import Client
 from fedstill.parties.party import Party
 from fedstill.wire.messages import Hello, Message, decode, encode
@@ -45,6 +48,8 @@ class Host:
         self.round = 0
         self.bytes: dict[str, Counter[str]] = {}
         """Of the clients that are awake, by kind of device."""
+        self.meeting: set[str] = set()
+        """Clients that are at work at the same time."""
         self.number = secrets.randbits(63)
 
     def call(self, name: str, raw: bytes) -> bytes:
@@ -57,7 +62,7 @@ class Host:
         self._enter(client, parcel.envelope["round"])
         verb = parcel.envelope["verb"]
         client.seconds.clear()
-        awake = time.perf_counter()
+        awake, waited_s = time.perf_counter(), card.waited_s()
         try:
             message = verb_of(self.algorithm, verb)(self.algorithm, client, parcel.message)
         except BaseException:
@@ -76,7 +81,13 @@ class Host:
         self._make_room(except_for=name)
         built = client.seconds.get("building", 0.0)
         state_s = awake - started + built + time.perf_counter() - encoded
-        return Slip(done - awake - built, state_s, self.number).stick(reply)
+        phases_s = done - awake - built - (card.waited_s() - waited_s)
+        return Slip(phases_s, state_s, self.number).stick(reply)
+
+    @property
+    def at_once(self) -> int:
+        """How many clients can be called at the same time: several where a GPU can stack their phases."""
+        return WIDEST if self.plan.fast.graphs and choose_device(self.plan.device).type == "cuda" else 1
 
     def save(self, round: int) -> dict[str, FileReference]:
         """Bring every changed client's state to disk; the files of all clients that have one."""
@@ -133,7 +144,7 @@ class Host:
     def _make_room(self, except_for: str) -> None:
         """Keep to the limits of the GPU, and then to those of the host."""
         self._weigh(except_for)
-        staying = {name for name, client in self.awake.items() if name == except_for or client.has_open_phase}
+        staying = self.meeting | {except_for} | {name for name, client in self.awake.items() if client.has_open_phase}
         for name in in_excess(self._bytes_on("cuda"), self.plan.device_bytes, staying):
             self.awake[name].move(torch.device("cpu"))
             self.dozing.add(name)

@@ -19,8 +19,9 @@ from fedstill.engines.host import Host
 from fedstill.engines.journal import Journal
 from fedstill.engines.plan import Plan
 from fedstill.engines.processes import STOP_S, follow_parent, how_it_died, stop
-from fedstill.engines.sharing import Request, SharingEngine, answer, share_out
+from fedstill.engines.sharing import Request, SharingEngine, answer, answer_all, share_out
 from fedstill.errors import FedstillError
+from fedstill.learning.precision import choose_device
 
 
 class LocalEngine(SharingEngine["_Host"]):
@@ -44,7 +45,7 @@ class LocalEngine(SharingEngine["_Host"]):
         busy: dict[Any, tuple[_Worker, Request]] = {}
         for host, queue in requests.items():
             if isinstance(host, _Here):
-                yield from ((request, answer(host.host, request)) for request in queue)
+                yield from answer_all(host.host, list(queue))
             elif queue:
                 busy[host.pipe] = (host, host.begin(queue.popleft()))
         while busy:
@@ -147,6 +148,8 @@ def _send(pipe: Connection, kind: bytes, raw: bytes) -> None:
     pipe.send_bytes(raw)
 
 
-def default_workers() -> int:
-    """One a core that this process may use."""
+def default_workers(device: str = "cpu") -> int:
+    """One a core that this process may use; one for a GPU, where clients learn at once in one process."""
+    if choose_device(device).type == "cuda":
+        return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +17,7 @@ from fedstill.engines.host import Host
 from fedstill.engines.plan import Plan
 from fedstill.errors import FedstillError
 from fedstill.files import FileReference
+from fedstill.learning.fast.card import meet
 from fedstill.models.build import cost
 from fedstill.wire.replies import Failure
 
@@ -105,6 +107,17 @@ def answer(host: Host, request: Request) -> bytes | str:
         return str(error)
     except Exception as error:  # the method's own code may raise anything; the round decides what a failure means
         return in_words(error)
+
+
+def answer_all(host: Host, requests: Sequence[Request]) -> Iterator[tuple[Request, bytes | str]]:
+    """What a host replies to all of them; clients that can learn on a card at once do."""
+    for start in range(0, len(requests), host.at_once):
+        group = requests[start : start + host.at_once]
+        host.meeting = {name for _, name, _ in group}
+        works = [partial(answer, host, request) for request in group]
+        replies = meet(works) if len(works) > 1 else [works[0]()]
+        host.meeting.clear()
+        yield from zip(group, replies, strict=True)
 
 
 def in_words(error: Exception) -> str:

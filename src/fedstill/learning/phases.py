@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedstill.data.examples import Examples
 from fedstill.errors import FedstillError
-from fedstill.learning.fast import fast_of
+from fedstill.learning.fast import card, fast_of
 from fedstill.learning.fast.vocabulary import shrink
 from fedstill.learning.losses import Loss, ce
 from fedstill.learning.precision import Precision, autocast, full
@@ -173,6 +173,12 @@ class Phase:
         assert data.labels is not None
         return ce(predict(self.model, data, self.precision), data.labels).mean()
 
+    def _refuse_divergence(self, mean: float, epoch: int) -> None:
+        if not math.isfinite(mean):
+            raise FedstillError(
+                f"the loss became {mean} in epoch {epoch}: lower the rate ({self.rate:g}), or set `clip`."
+            )
+
     def run(
         self,
         targets: Tensor,
@@ -185,6 +191,13 @@ class Phase:
         """All epochs of the phase on (data, targets), in an order drawn anew every epoch; or fewer, `until` true."""
         if len(targets) != len(self.data):
             raise FedstillError(f"{len(targets)} targets for {len(self.data)} samples: they must be as many.")
+        if until is None and passes is None and (quick := card.learn(self, targets, loss, class_weights)) is not None:
+            self.taken = self.steps
+            for number, mean in enumerate(quick[0], 1):
+                self._refuse_divergence(mean, number)
+            if watch:
+                watch(self.steps, self.steps, quick[0][-1])
+            return EpochLosses(*quick)
         targets = targets.to(self.device)
         class_weights = None if class_weights is None else class_weights.to(self.device)
         means: list[float] = []
@@ -203,10 +216,7 @@ class Phase:
                 mean, classwise = tally.read()
                 means.append(mean)
                 by_class.append(classwise)
-                if not math.isfinite(mean):
-                    raise FedstillError(
-                        f"the loss became {mean} in epoch {len(means)}: lower the rate ({self.rate:g}), or set `clip`."
-                    )
+                self._refuse_divergence(mean, len(means))
                 if watch:
                     watch(self.taken, self.steps, mean)
                 if until is not None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstill.data.examples import Examples
-from fedstill.learning.fast import encoder, fast_of
+from fedstill.learning.fast import card, encoder, fast_of
 from fedstill.learning.precision import Precision, autocast
 
 
@@ -24,6 +24,8 @@ def forward(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 def predict(model: nn.Module, data: Examples, precision: Precision = "fp32", batch: int = 64) -> Tensor:
     """The logits [N, C] of the data, in float32 (float64 models stay so), on the CPU."""
+    if (packed := card.predict(model, data, precision)) is not None:
+        return packed
     logits = _in_batches(model, lambda given: forward(model, given), data, precision, batch)
     return logits.double() if logits.dtype == torch.float64 else logits.float()
 

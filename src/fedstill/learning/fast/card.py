@@ -1,0 +1,146 @@
+"""The way to the card: phases and predictions that a GPU's fast path takes, and parties that learn there at once.
+
+A method says what one client does, one client after the other. In a meeting each client's work has a thread, and only
+one of them runs at a time; a client that comes to a phase the card can stack waits there. When all others wait too, or
+are done, the phases are run together.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import Tensor, nn
+
+from fedstill.data.examples import Examples
+from fedstill.data.tokens import TokenStore
+from fedstill.learning.fast.settings import fast_of
+
+if TYPE_CHECKING:
+    from fedstill.learning.phases import Phase
+
+T = TypeVar("T")
+Losses = tuple[list[float], list[list[float]]]
+"""Mean losses by epoch, and by epoch and class."""
+
+WIDEST = 16
+"""Clients in a stack at most: more do not make products faster."""
+
+_here = threading.local()
+
+
+def learn(phase: Phase, targets: Tensor, loss: Any, class_weights: Tensor | None) -> Losses | None:
+    """Run a whole phase on the card, together with others in a meeting; None where that cannot be."""
+    is_usual = phase.settings.optimiser == "adamw" and phase.settings.epochs > 0
+    if not is_usual or not _can(phase.model, phase.data, phase.precision):
+        return None
+    from fedstill.learning.fast.gpu import together
+
+    if not together.can_stack(phase.model):
+        return None
+    job = together.Job(phase, targets, loss, class_weights)
+    guest: _Guest | None = getattr(_here, "guest", None)
+    return together.run_all([job])[0] if guest is None else guest.wait_for(job)
+
+
+def predict(model: nn.Module, data: Examples, precision: str) -> Tensor | None:
+    """The logits of the data, packed by length, in fp32 on the CPU; None where that cannot be."""
+    if not _can(model, data, precision):
+        return None
+    from fedstill.learning.fast.gpu import together
+
+    return together.predict_packed(model, data) if together.can_stack(model) else None
+
+
+def _can(model: nn.Module, data: Examples, precision: str) -> bool:
+    """Whether this is text in bf16, on a GPU that has what the fast path needs."""
+    first = next(model.parameters(), None)
+    return (
+        first is not None
+        and first.device.type == "cuda"
+        and precision == "bf16"
+        and fast_of(model).graphs
+        and isinstance(data.store, TokenStore)
+        and not data.store.pads_left
+        and len(data) > 0
+        and find_spec("triton") is not None
+    )
+
+
+def meet(works: Sequence[Callable[[], T]]) -> list[T]:
+    """Do all of the works; what each returned. The first error, in their order, is raised when all have ended."""
+    guests = [_Guest(work) for work in works]
+    for guest in guests:
+        guest.go_on()
+    while waiting := [guest for guest in guests if guest.job is not None]:
+        from fedstill.learning.fast.gpu import together
+
+        started = time.perf_counter()
+        found: Sequence[Losses | BaseException]
+        try:
+            found = together.run_all([guest.job for guest in waiting])
+        except Exception as error:  # nobody knows whose fault it was
+            found = [error] * len(waiting)
+        share_s = (time.perf_counter() - started) / len(waiting)
+        for guest, losses in zip(waiting, found, strict=True):
+            guest.losses = losses
+            guest.waited_s -= share_s
+            guest.go_on()
+    for guest in guests:
+        if guest.error is not None:
+            raise guest.error
+    return [guest.outcome for guest in guests]
+
+
+def waited_s() -> float:
+    """How long the work of this thread has waited for others in its meeting; its share of what was done is its own."""
+    guest: _Guest | None = getattr(_here, "guest", None)
+    return 0.0 if guest is None else guest.waited_s
+
+
+class _Guest:
+    """One client's work, in a thread that runs only when it is told to."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.work = work
+        self.turn, self.paused = threading.Event(), threading.Event()
+        self.job: Any = None
+        self.losses: Losses | BaseException | None = None
+        self.waited_s = 0.0
+        self.outcome: Any = None
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._live, daemon=True)
+        self.thread.start()
+
+    def go_on(self) -> None:
+        """Let it work until it waits again, or ends."""
+        self.job = None
+        self.paused.clear()
+        self.turn.set()
+        self.paused.wait()
+
+    def wait_for(self, job: Any) -> Losses:
+        """Called in its thread: hand the job over and sleep until it is done."""
+        started = time.perf_counter()
+        self.job = job
+        self.turn.clear()
+        self.paused.set()
+        self.turn.wait()
+        self.waited_s += time.perf_counter() - started
+        if isinstance(self.losses, BaseException):
+            raise self.losses
+        assert self.losses is not None
+        return self.losses
+
+    def _live(self) -> None:
+        self.turn.wait()
+        _here.guest = self
+        try:
+            self.outcome = self.work()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.paused.set()

@@ -1,0 +1,380 @@
+"""A stack: the parameters of several clients of one architecture on a GPU, and captured steps on them.
+
+A step (forward, backward, optimiser, losses) is captured as a CUDA graph once for every number of tokens it may have,
+and then replayed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedstill.learning.fast.anatomy import Anatomy
+from fedstill.learning.fast.gpu.attention import Texts
+from fedstill.learning.fast.gpu.kernels import NARROW, adamw, dropout_mask
+from fedstill.learning.fast.gpu.layers import (
+    EmbeddingParts,
+    LayerParts,
+    Numbers,
+    StackedLayer,
+    embed,
+    embed_backward,
+)
+
+Slot = tuple[Tensor, ...]
+"""Parameters that lie one after the other as one."""
+
+
+def matrices(anatomy: Anatomy) -> list[Slot]:
+    """What is multiplied in bf16."""
+    return [
+        slot
+        for layer in anatomy.layers
+        for slot in (
+            (layer.query.weight, layer.key.weight, layer.value.weight),
+            (layer.mix.weight,),
+            (layer.up.weight,),
+            (layer.down.weight,),
+        )
+    ]
+
+
+def vectors(anatomy: Anatomy) -> list[Slot]:
+    """Biases, norms, and the whole head: small, in fp32."""
+    found: list[Slot] = [(anatomy.norm.weight,), (anatomy.norm.bias,)]
+    for layer in anatomy.layers:
+        found.append((layer.query.bias, layer.key.bias, layer.value.bias))
+        norms = (layer.mix_norm, layer.down_norm)
+        for part, norm in zip(((layer.mix,), (layer.up, layer.down)), norms, strict=True):
+            found += [(each.bias,) for each in part]
+            found += [(norm.weight,), (norm.bias,)]
+    return found + [
+        slot for part in anatomy.head if isinstance(part, nn.Linear) for slot in ((part.weight,), (part.bias,))
+    ]
+
+
+def tables(anatomy: Anatomy) -> list[nn.Embedding]:
+    """Words, positions and types."""
+    return [table for table in (anatomy.words, anatomy.positions, anatomy.types) if table is not None]
+
+
+def shape_of(slot: Slot) -> tuple[int, ...]:
+    """Of its parameters one after the other."""
+    return (sum(len(part) for part in slot), *slot[0].shape[1:])
+
+
+class Group:
+    """Parameters of all clients side by side [clients, numbers], with what the optimiser keeps of them."""
+
+    def __init__(self, clients: int, shapes: Sequence[tuple[int, ...]], narrow: bool, device: torch.device) -> None:
+        self.shapes = list(shapes)
+        sizes = [int(np.prod(shape)) for shape in shapes]
+        # Every part starts where products like it; a table alone has no gaps between clients' rows.
+        padded = [-(-size // 64) * 64 for size in sizes] if len(sizes) > 1 else sizes
+        self.starts = np.concatenate([[0], np.cumsum(padded)]).tolist()
+        self.sizes = sizes
+        self.master, self.first, self.second = (torch.zeros(clients, self.starts[-1], device=device) for _ in range(3))
+        self.gradient = torch.zeros_like(self.master, dtype=NARROW if narrow else torch.float32)
+        self.narrow = torch.zeros_like(self.master, dtype=NARROW) if narrow else None
+
+    def views(self, of: Tensor) -> list[Tensor]:
+        """The parts, each [clients, ...]."""
+        clients = len(of)
+        return [
+            of[:, start : start + size].view(clients, *shape)
+            for start, size, shape in zip(self.starts, self.sizes, self.shapes, strict=False)
+        ]
+
+    def load(self, client: int, slots: Sequence[Sequence[Tensor]]) -> None:
+        """Take a client's parameters."""
+        for view, slot in zip(self.views(self.master), slots, strict=True):
+            row = 0
+            for part in slot:
+                view[client, row : row + len(part)] = part.detach()
+                row += len(part)
+
+    def begin(self) -> None:
+        """A fresh optimiser."""
+        self.first.zero_()
+        self.second.zero_()
+        if self.narrow is not None:
+            self.narrow.copy_(self.master)
+
+    def store(self, client: int, slots: Sequence[Sequence[Tensor]]) -> None:
+        """Give a client's parameters back."""
+        for view, slot in zip(self.views(self.master), slots, strict=True):
+            row = 0
+            for part in slot:
+                part.detach().copy_(view[client, row : row + len(part)])
+                row += len(part)
+
+    def step(self, hyper: Tensor, decay: float) -> None:
+        """One step of AdamW."""
+        adamw(self.master, self.first, self.second, self.gradient, self.narrow, hyper, decay)
+
+
+def layer_parts(matrices: Sequence[Tensor], vectors: Sequence[Tensor], number: int) -> LayerParts:
+    """The parts of one layer among those of all, in the order of `matrices` and `vectors` above."""
+    qkv, mix, up, down = matrices[4 * number : 4 * number + 4]
+    qkv_bias, mix_bias, mix_gamma, mix_beta, up_bias, down_bias, down_gamma, down_beta = vectors[
+        2 + 8 * number : 10 + 8 * number
+    ]
+    return LayerParts(
+        qkv, qkv_bias, mix, mix_bias, mix_gamma, mix_beta, up, up_bias, down, down_bias, down_gamma, down_beta
+    )
+
+
+def numbers_of(anatomy: Anatomy) -> Numbers:
+    """What the kernels want to know."""
+    return Numbers(
+        anatomy.norm.eps, anatomy.activation_name, anatomy.dropout, anatomy.mix_dropout, anatomy.attention_dropout
+    )
+
+
+def through_head(anatomy: Anatomy, x: Tensor, leaves: Sequence[Tensor], seed: Tensor, drops: bool) -> Tensor:
+    """Logits [clients, rows, classes] of the first positions' states; `leaves` are the linear layers' parameters."""
+    left = list(leaves)
+    for number, part in enumerate(anatomy.head):
+        if isinstance(part, nn.Linear):
+            weight, bias = left.pop(0), left.pop(0)
+            x = torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
+        elif isinstance(part, nn.Dropout):
+            if drops and part.p > 0:
+                x = x * dropout_mask(x.shape, seed, 1_000 + number, part.p)
+        else:
+            x = part(x)
+    return x
+
+
+@dataclass
+class Inputs:
+    """What a captured step reads: the host fills these before every replay."""
+
+    ints: Tensor
+    ids: Tensor
+    positions: Tensor
+    types: Tensor
+    key_starts: Tensor
+    query_starts: Tensor
+    first: Tensor
+    rows: Tensor
+    epoch: Tensor
+    seed: Tensor
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a stack: everything that captured graphs depend on but tokens and loss."""
+
+    clients: int
+    rows: int
+    tables: tuple[int, ...]
+    """Rows of the tables of words (those that occur), positions and types."""
+    longest: int
+    classes: int
+    epochs: int
+    target: tuple[int, ...]
+    is_class: bool
+    decay: float
+    clip: float | None
+
+
+@dataclass
+class Costs:
+    """What capturing took, for whoever reports it."""
+
+    graphs: int = 0
+    seconds: float = 0.0
+
+
+COSTS = Costs()
+
+
+class Stack:
+    """The parameters of several clients, and the graphs of steps on them."""
+
+    def __init__(self, anatomy: Anatomy, shape: Shape, device: torch.device, lane: int = 0) -> None:
+        self.anatomy, self.shape, self.device, self.lane = anatomy, shape, device, lane
+        clients, width = shape.clients, anatomy.words.embedding_dim
+        self.numbers = numbers_of(anatomy)
+        self.matrices = Group(clients, [shape_of(slot) for slot in matrices(anatomy)], True, device)
+        self.vectors = Group(clients, [shape_of(slot) for slot in vectors(anatomy)], False, device)
+        self.tables = [Group(clients, [(many, width)], False, device) for many in shape.tables]
+        self.groups = [self.matrices, self.vectors, *self.tables]
+        assert self.matrices.narrow is not None
+        weights, biases = self.matrices.views(self.matrices.narrow), self.vectors.views(self.vectors.master)
+        dweights, self.dbiases = self.matrices.views(self.matrices.gradient), self.vectors.views(self.vectors.gradient)
+        self.layers = [
+            StackedLayer(
+                layer_parts(weights, biases, number), layer_parts(dweights, self.dbiases, number), self.numbers,
+                site=1 + 3 * number,
+            )
+            for number in range(len(anatomy.layers))
+        ]  # fmt: skip
+        self.embedding = self._embedding([group.master for group in self.tables], biases)
+        self.dembedding = self._embedding([group.gradient for group in self.tables], self.dbiases)
+        self.head = [view.detach().requires_grad_() for view in biases[2 + 8 * len(self.layers) :]]
+        self.floats = torch.zeros(clients, 4 + shape.rows, device=device)
+        self.wanted = torch.zeros(
+            clients * shape.rows, *shape.target, dtype=torch.int64 if shape.is_class else torch.float32, device=device
+        )
+        self.total = torch.zeros(clients * shape.epochs, dtype=torch.float64, device=device)
+        self.by_class = torch.zeros(clients * shape.epochs, shape.classes, 2, dtype=torch.float64, device=device)
+        self.graphs: dict[tuple[int, Hashable], tuple[Inputs, torch.cuda.CUDAGraph]] = {}
+        self.pool: Any = None
+
+    def _embedding(self, tables: Sequence[Tensor], vectors: Sequence[Tensor]) -> EmbeddingParts:
+        width = self.anatomy.words.embedding_dim
+        words, positions, *types = (table.view(-1, width) for table in tables)
+        return EmbeddingParts(words, positions, types[0] if types else None, vectors[0], vectors[1])
+
+    def inputs(self, tokens: int) -> Inputs:
+        """Space for a step of so many tokens a client."""
+        sizes = sizes_of(self.shape, tokens)
+        ints = torch.zeros(sum(sizes), dtype=torch.int32, device=self.device)
+        return Inputs(ints, *torch.split(ints, sizes))
+
+    def texts(self, given: Inputs, last: bool) -> Texts:
+        """Where texts lie; in the last layer only their first positions ask."""
+        longest, heads, clients = self.shape.longest, self.anatomy.heads, self.shape.clients
+        if last:
+            return Texts(given.query_starts, given.key_starts, 1, longest, heads, clients)
+        return Texts(given.key_starts, given.key_starts, longest, longest, heads, clients)
+
+    def step(self, given: Inputs, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        """What is captured."""
+        clients, rows = self.shape.clients, self.shape.rows
+        every, last = self.texts(given, False), self.texts(given, True)
+        indices = (given.ids, given.positions, given.types)
+        x, kept = embed(self.embedding, *indices, self.numbers, given.seed, clients)
+        for layer in self.layers[:-1]:
+            x = layer.forward(x, every, given.seed)
+        x = self.layers[-1].forward(x, last, given.seed, given.first)
+        with torch.enable_grad():
+            state = x.detach().float().requires_grad_()
+            logits = through_head(self.anatomy, state, self.head, given.seed, drops=True)
+            each = loss(logits.view(clients * rows, -1), self.wanted).view(clients, rows)
+            weights = self.floats[:, 4:]
+            value = (each * weights).sum(1) / weights.sum(1).clamp(min=1e-30)
+            dstate, *dhead = torch.autograd.grad(value.sum(), [state, *self.head])
+        for gradient, view in zip(dhead, self.dbiases[2 + 8 * len(self.layers) :], strict=True):
+            view.copy_(gradient)
+        dx = self.layers[-1].backward(dstate.to(x.dtype), last, given.seed, given.first)
+        for layer in reversed(self.layers[:-1]):
+            dx = layer.backward(dx, every, given.seed)
+        embed_backward(dx, kept, self.embedding, self.dembedding, indices, self.numbers, given.seed)
+        self._hold_padding()
+        if self.shape.clip is not None:
+            self._clip(self.shape.clip)
+        for group in self.groups:
+            group.step(self.floats[:, :4], self.shape.decay)
+        self._count(given, each.detach(), value.detach(), weights)
+
+    def _hold_padding(self) -> None:
+        """Rows of padding never learn."""
+        for group, table in zip(self.tables, tables(self.anatomy), strict=True):
+            if table.padding_idx is not None:
+                group.views(group.gradient)[0][:, table.padding_idx] = 0.0
+
+    def _clip(self, largest: float) -> None:
+        norms = [torch.linalg.vector_norm(group.gradient, dim=1, dtype=torch.float32) for group in self.groups]
+        self.floats[:, 3] = (largest / (torch.stack(norms).norm(dim=0) + 1e-6)).clamp(max=1.0)
+
+    def _count(self, given: Inputs, each: Tensor, value: Tensor, weights: Tensor) -> None:
+        real = (weights > 0).double()
+        self.total.index_add_(0, given.epoch, value.double() * real.sum(1))
+        if self.shape.is_class:
+            wanted = self.wanted.view_as(each)
+            classes = torch.arange(self.shape.classes, device=self.device)
+            chosen = (wanted[:, None, :] == classes[None, :, None]).double() * real[:, None, :]
+            both = torch.stack([each.double(), torch.ones_like(each, dtype=torch.float64)], -1)
+            self.by_class.index_add_(0, given.epoch, chosen @ both)
+
+    def graph(self, tokens: int, loss: Callable[[Tensor, Tensor], Tensor], example: Tensor) -> None:
+        """Make sure that there is a graph for so many tokens; the parameters stay as they are, the optimiser not."""
+        key = (tokens, loss_key(loss))
+        if key in self.graphs:
+            return
+        started = time.perf_counter()
+        given = self.inputs(tokens)
+        given.ints.copy_(example)
+        self.floats.fill_(1.0)
+        self.floats[:, 0] = 0.0  # a rate of zero
+        graph, side = torch.cuda.CUDAGraph(), lane(self.device, self.lane)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self.step(given, loss)  # compiles kernels and fills caches, which a capture cannot
+            # Not `torch.cuda.graph`: it collects garbage and empties the allocator, every time.
+            graph.capture_begin(*([] if self.pool is None else [self.pool]))
+            self.step(given, loss)
+            graph.capture_end()
+        torch.cuda.current_stream().wait_stream(side)
+        self.pool = self.pool or graph.pool()
+        self.graphs[key] = given, graph
+        COSTS.graphs += 1
+        COSTS.seconds += time.perf_counter() - started
+
+
+@cache
+def lane(device: torch.device, number: int) -> torch.cuda.Stream:
+    """A stream of captures, and of their replays: memory is kept by stream, and so is what products work in.
+
+    Two graphs captured on one stream must not run at the same time: they have one workspace.
+    """
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def sizes_of(shape: Shape, tokens: int) -> list[int]:
+    """How long the parts of a step's `Inputs` are."""
+    every, rows = shape.clients * tokens, shape.clients * shape.rows
+    texts = shape.clients * (shape.rows + fillers(shape, tokens)) + 1
+    return [every, every, every, texts, texts, rows, rows, shape.clients, 1]
+
+
+def fillers(shape: Shape, tokens: int) -> int:
+    """Texts that fill what a client's batch leaves free, none longer than the longest."""
+    return -(-tokens // shape.longest)
+
+
+def loss_key(loss: Callable[..., Tensor]) -> Hashable:
+    """Equal for losses that compute the same."""
+    if isinstance(loss, partial):
+        held = tuple((name, id(v) if isinstance(v, Tensor) else v) for name, v in sorted(loss.keywords.items()))
+        return loss.func, loss.args, held
+    return loss
+
+
+class PackedModel:
+    """One client's model for prediction: no dropout, nothing kept, no graph; batches are large."""
+
+    def __init__(self, anatomy: Anatomy) -> None:
+        self.anatomy = anatomy
+        weights = [torch.cat(slot).to(NARROW)[None] for slot in matrices(anatomy)]
+        small = [torch.cat(slot)[None] for slot in vectors(anatomy)]
+        self.numbers = numbers_of(anatomy).without_dropout()
+        self.layers = [
+            StackedLayer(layer_parts(weights, small, number), None, self.numbers, 0)
+            for number in range(len(anatomy.layers))
+        ]
+        words, positions, *types = (table.weight for table in tables(anatomy))
+        self.embedding = EmbeddingParts(words, positions, types[0] if types else None, small[0], small[1])
+        self.head = small[2 + 8 * len(self.layers) :]
+        self.seed = torch.zeros(1, dtype=torch.int32, device=words.device)
+
+    def logits(self, longest: int, ids: Tensor, positions: Tensor, types: Tensor, starts: Tensor) -> Tensor:
+        """Of those texts, [texts, classes]."""
+        every = Texts(starts, starts, longest, longest, self.anatomy.heads)
+        asking = torch.arange(len(starts), dtype=torch.int32, device=starts.device)
+        x, _ = embed(self.embedding, ids, positions, types, self.numbers, self.seed, 1)
+        for layer in self.layers[:-1]:
+            x = layer.forward(x, every, self.seed)
+        last = Texts(asking, starts, 1, longest, self.anatomy.heads)
+        x = self.layers[-1].forward(x, last, self.seed, starts[:-1])
+        return through_head(self.anatomy, x.float(), self.head, self.seed, drops=False)[0]

@@ -1,0 +1,420 @@
+"""Whole phases on a GPU, of one client or of several together: the host only says which rows, the card does the rest.
+
+Nothing is read back until a phase ends. Clients of one architecture learn in one stack, each with its own data, order,
+rate and dropout, exactly as many steps as alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from fedstill.data.examples import Examples
+from fedstill.learning.fast.anatomy import Anatomy, dissect
+from fedstill.learning.fast.card import WIDEST, Losses
+from fedstill.learning.fast.gpu.packing import Packed
+from fedstill.learning.fast.gpu.stack import (
+    PackedModel,
+    Shape,
+    Stack,
+    fillers,
+    lane,
+    loss_key,
+    matrices,
+    sizes_of,
+    tables,
+    vectors,
+)
+
+if TYPE_CHECKING:
+    from fedstill.learning.phases import Phase
+
+STEP = 256
+"""Tokens a client are rounded up to a multiple of this."""
+AT_ONCE = 32
+"""Steps whose inputs go to the card together, at most: fewer at first, so that it need not wait."""
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def can_stack(module: nn.Module) -> bool:
+    """Whether our kernels know the module: an encoder of a known kind, all of it learning."""
+    parameters = list(module.parameters())
+    anatomy = dissect(module)
+    if anatomy is None or anatomy.activation_name not in ("gelu", "relu"):
+        return False
+    head = anatomy.words.embedding_dim // anatomy.heads
+    known = {id(p) for p in _parameters(anatomy)}
+    return head in (16, 32, 64, 128) and all(
+        id(p) in known and p.requires_grad and p.dtype == torch.float32 for p in parameters
+    )
+
+
+def _parameters(anatomy: Anatomy) -> list[Tensor]:
+    slots = [part for slot in (*matrices(anatomy), *vectors(anatomy)) for part in slot]
+    return slots + [table.weight for table in tables(anatomy)]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A phase that is to be run, with what it learns from."""
+
+    phase: Phase
+    targets: Tensor
+    loss: Loss
+    class_weights: Tensor | None = None
+
+    @property
+    def kind(self) -> Any:
+        """Jobs of one kind can be run together."""
+        settings = self.phase.settings
+        rest = (settings.batch, settings.weight_decay, settings.clip, tuple(self.targets.shape[1:]), self.targets.dtype)
+        return self.architecture, rest, loss_key(self.loss), self.phase.device
+
+    @property
+    def architecture(self) -> Any:
+        """Equal for models that can be stacked."""
+        anatomy = self.anatomy
+        shapes = tuple(tuple(p.shape) for p in _parameters(anatomy))
+        numbers = (anatomy.heads, anatomy.activation_name, anatomy.dropout, anatomy.attention_dropout, anatomy.norm.eps)
+        return type(self.phase.model), shapes, numbers, tuple(getattr(part, "p", None) for part in anatomy.head)
+
+    @cached_property
+    def anatomy(self) -> Anatomy:
+        """Of the phase's model."""
+        found = dissect(self.phase.model)
+        assert found is not None
+        return found
+
+
+@dataclass
+class Schedule:
+    """All steps of a phase of one client; arrays start with the step."""
+
+    rows: npt.NDArray[np.int64]
+    """[steps, batch]: which examples; absent ones are 0."""
+    weights: npt.NDArray[np.float32]
+    """[steps, batch]: of each example in the loss; 0 for absent ones."""
+    lengths: npt.NDArray[np.int64]
+    """[steps, batch]: an absent text is one token of padding."""
+    present: npt.NDArray[np.int64]
+    """[steps]"""
+    epoch: npt.NDArray[np.int64]
+    rates: npt.NDArray[np.float64]
+    """0 for steps that the phase does not have."""
+
+    @classmethod
+    def of(cls, job: Job, packed: Packed, like: Schedule | None) -> Schedule:
+        """The phase's batches in its own random order; `like` another's in where the long ones come.
+
+        Which batch comes when is random either way: another phase's random order of lengths is as good as its own,
+        and stacked steps are then of equal size.
+        """
+        from fedstill.learning.phases import share_of_rate
+
+        phase, lengths = job.phase, packed.lengths
+        batch, many = phase.settings.batch, len(packed.lengths)
+        each = math.ceil(many / batch)
+        steps = each * phase.settings.epochs
+        weights = (
+            np.ones(many, np.float32) if job.class_weights is None else job.class_weights[job.targets].cpu().numpy()
+        )
+        empty = cls(
+            np.zeros((steps, batch), np.int64), np.zeros((steps, batch), np.float32),
+            np.ones((steps, batch), np.int64), np.zeros(steps, np.int64),
+            np.repeat(np.arange(phase.settings.epochs), each),
+            np.array([phase.rate * share_of_rate(phase.settings, step, phase.steps) for step in range(steps)]),
+        )  # fmt: skip
+        for epoch in range(phase.settings.epochs):
+            order = torch.randperm(many, generator=phase.order).numpy()
+            batches = [order[start : start + batch] for start in range(0, many, batch)]
+            if like is not None:
+                batches = _like(batches, lengths, like.tokens[epoch * each :])
+            for step, rows in enumerate(batches, epoch * each):
+                empty.rows[step, : len(rows)] = rows
+                empty.weights[step, : len(rows)] = weights[rows]
+                empty.lengths[step, : len(rows)] = lengths[rows]
+                empty.present[step] = len(rows)
+        return empty
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int64]:
+        """Of every step, absent texts' included."""
+        return np.asarray(self.lengths.sum(1))
+
+    def extend(self, steps: int) -> None:
+        """Up to so many steps, of which the further ones change nothing."""
+        more = steps - len(self.rows)
+        for name, value in (("rows", 0), ("weights", 0), ("lengths", 1), ("present", 0), ("epoch", 0), ("rates", 0)):
+            array = getattr(self, name)
+            setattr(self, name, np.pad(array, [(0, more)] + [(0, 0)] * (array.ndim - 1), constant_values=value))
+
+
+def _like(batches: list[Any], lengths: Any, tokens: Any) -> list[Any]:
+    """The whole batches in such an order that the n-th longest comes where the n-th highest of `tokens` is."""
+    whole = len(batches) - 1  # the last one may be smaller, and stays where it is
+    if len(tokens) < whole:
+        return batches
+    longest = np.argsort([-lengths[rows].sum() for rows in batches[:whole]], kind="stable")
+    places = np.argsort(-np.asarray(tokens[:whole]), kind="stable")
+    ordered: list[Any] = [None] * whole
+    for place, number in zip(places, longest, strict=True):
+        ordered[place] = batches[number]
+    return [*ordered, *batches[whole:]]
+
+
+LARGE = 20_000_000
+"""A model with more numbers in its matrices fills the card by itself: its clients do better side by side, on streams of
+their own, where batches need not be equally long."""
+LANES = 6
+"""Stacks that run at the same time."""
+STACKS: dict[Any, Stack] = {}
+"""Kept from phase to phase: capturing is paid once a shape."""
+
+
+def run_all(jobs: Sequence[Job], width: int | None = None) -> list[Losses]:
+    """Run phases of any kinds: those of one kind stacked, up to `width` of them, and stacks side by side.
+
+    The mean losses by epoch, and by epoch and class, of each.
+    """
+    found: dict[int, Losses] = {}
+    groups = _groups(jobs, width)
+    device = jobs[0].phase.device
+    with torch.cuda.device(device), torch.no_grad():
+        for start in range(0, len(groups), LANES):
+            wave = groups[start : start + LANES]
+            runs = [make_run([jobs[number] for number in group], number) for number, group in enumerate(wave)]
+            for group, losses in zip(wave, _side_by_side(runs, device), strict=True):
+                found |= zip(group, losses, strict=True)
+    return [found[number] for number in range(len(jobs))]
+
+
+def _groups(jobs: Sequence[Job], width: int | None) -> list[list[int]]:
+    """Which jobs go into one stack, the longest first."""
+    kinds: dict[Any, list[int]] = {}
+    for number, job in enumerate(jobs):
+        kinds.setdefault(job.kind, []).append(number)
+    groups = []
+    for alike in kinds.values():
+        anatomy = jobs[alike[0]].anatomy
+        large = sum(part.numel() for slot in matrices(anatomy) for part in slot) > LARGE
+        widest = width or (1 if large else WIDEST)
+        left = sorted(alike, key=lambda number: -jobs[number].phase.steps)
+        while left:
+            # A stack takes as many steps as its longest phase: one of less than half of that is better off elsewhere.
+            most = jobs[left[0]].phase.steps
+            group = [number for number in left if 2 * jobs[number].phase.steps >= most][:widest]
+            groups.append(group)
+            left = [number for number in left if number not in group]
+    return sorted(groups, key=lambda group: -jobs[group[0]].phase.steps)
+
+
+def _side_by_side(runs: Sequence[Run], device: torch.device) -> list[list[Losses]]:
+    """Take all runs' steps in turn, each run on the stream that it was captured on."""
+    streams = [lane(device, run.stack.lane) for run in runs]
+    here = torch.cuda.current_stream()
+    for run, stream in zip(runs, streams, strict=True):
+        run.begin()
+        stream.wait_stream(here)
+    for step in range(max(run.steps for run in runs)):
+        for run, stream in zip(runs, streams, strict=True):
+            if step < run.steps:
+                with torch.cuda.stream(stream):
+                    run.take(step)
+    for stream in streams:
+        here.wait_stream(stream)
+    return [run.end() for run in runs]
+
+
+def make_run(jobs: Sequence[Job], number: int = 0) -> Run:
+    """A run of these phases on the stack of their shape; runs at the same time need a lane each."""
+    packs = [Packed.of(job.phase.data, job.anatomy) for job in jobs]
+    schedules: list[Schedule] = []
+    for job, packed in zip(jobs, packs, strict=True):
+        schedules.append(Schedule.of(job, packed, schedules[0] if schedules else None))
+    shape, device = _shape(jobs, packs), jobs[0].phase.device
+    key = (shape, jobs[0].architecture, device, number)
+    if key not in STACKS:
+        STACKS[key] = Stack(jobs[0].anatomy, shape, device, number)
+    return Run(STACKS[key], jobs, packs, schedules)
+
+
+def _shape(jobs: Sequence[Job], packs: Sequence[Packed]) -> Shape:
+    first, settings = jobs[0], jobs[0].phase.settings
+    words = -(-max(len(packed.words) for packed in packs) // 1024) * 1024
+    others = [len(table.weight) for table in tables(first.anatomy)[1:]]
+    last = [part for part in first.anatomy.head if isinstance(part, nn.Linear)][-1]
+    return Shape(
+        clients=len(jobs),
+        rows=settings.batch,
+        tables=(words, *others),
+        longest=-(-max(int(packed.lengths.max()) for packed in packs) // 64) * 64,
+        classes=last.out_features,
+        epochs=max(job.phase.settings.epochs for job in jobs),
+        target=tuple(first.targets.shape[1:]),
+        is_class=first.targets.ndim == 1,
+        decay=settings.weight_decay,
+        clip=settings.clip,
+    )
+
+
+class Run:
+    """One run of a stack over the schedules of its clients."""
+
+    def __init__(
+        self, stack: Stack, jobs: Sequence[Job], packs: Sequence[Packed], schedules: Sequence[Schedule]
+    ) -> None:
+        self.stack, self.jobs, self.packs, self.schedules, self.shape = stack, jobs, packs, schedules, stack.shape
+        self.steps = max(len(schedule.rows) for schedule in schedules)
+        for schedule in schedules:
+            schedule.extend(self.steps)
+        self.sizes = -(-np.stack([schedule.tokens for schedule in schedules]).max(0) // STEP) * STEP
+        self.targets = torch.cat([job.targets for job in jobs]).to(stack.device)
+        offsets = np.cumsum([0, *(len(job.targets) for job in jobs)])[:-1]
+        self.rows = np.stack([s.rows + start for s, start in zip(schedules, offsets, strict=True)], 1).astype(np.int32)
+        self.starts = np.stack([np.cumsum(s.lengths, 1) for s in schedules], 1)
+        self.seeds = np.random.default_rng(jobs[0].phase.order.initial_seed()).integers(0, 2**31, self.steps)
+
+    def begin(self) -> None:
+        """Take the clients' parameters and capture what is not captured yet."""
+        stack, loss = self.stack, self.jobs[0].loss
+        self.key = loss_key(loss)
+        self._load()
+        for tokens in sorted({*self.sizes.tolist()}, reverse=True):  # smaller ones fit into larger ones' memory
+            if (tokens, self.key) not in stack.graphs:
+                step = int(np.argmax(self.sizes == tokens))
+                stack.graph(tokens, loss, torch.from_numpy(self._inputs(step)).to(stack.device))
+        for group in stack.groups:
+            group.begin()
+        stack.total.zero_()
+        stack.by_class.zero_()
+        self.floats = _send(self._floats(), stack.device)
+        self.ints: deque[Tensor] = deque()
+
+    def take(self, step: int) -> None:
+        """One step: a few copies on the card and a replay."""
+        stack = self.stack
+        if not self.ints:
+            chunk = [self._inputs(number) for number in range(step, min(self.steps, step + min(AT_ONCE, 2 + step)))]
+            parts = torch.split(_send(np.concatenate(chunk), stack.device), [len(part) for part in chunk])
+            self.ints = deque(parts)
+        given, graph = stack.graphs[int(self.sizes[step]), self.key]
+        given.ints.copy_(self.ints.popleft())
+        stack.floats.copy_(self.floats[step])
+        torch.index_select(self.targets, 0, given.rows, out=stack.wanted)
+        graph.replay()
+
+    def end(self) -> list[Losses]:
+        """Give the parameters back; the mean losses by epoch, and by epoch and class, of each client."""
+        self._store()
+        return self._losses()
+
+    def _load(self) -> None:
+        stack = self.stack
+        for client, (job, packed) in enumerate(zip(self.jobs, self.packs, strict=True)):
+            stack.matrices.load(client, matrices(job.anatomy))
+            stack.vectors.load(client, vectors(job.anatomy))
+            words, *others = tables(job.anatomy)
+            used = torch.from_numpy(packed.words).to(stack.device)
+            stack.tables[0].load(client, [(words.weight[used],)])
+            for group, table in zip(stack.tables[1:], others, strict=True):
+                group.load(client, [(table.weight,)])
+
+    def _store(self) -> None:
+        stack = self.stack
+        for client, (job, packed) in enumerate(zip(self.jobs, self.packs, strict=True)):
+            stack.matrices.store(client, matrices(job.anatomy))
+            stack.vectors.store(client, vectors(job.anatomy))
+            words, *others = tables(job.anatomy)
+            used = torch.from_numpy(packed.words).to(stack.device)
+            if self.shape.decay:  # which words that do not occur suffer too
+                words.weight *= float(np.prod(1.0 - self.schedules[client].rates * self.shape.decay))
+            words.weight[used] = stack.tables[0].views(stack.tables[0].master)[0][client, : len(used)]
+            for group, table in zip(stack.tables[1:], others, strict=True):
+                group.store(client, [(table.weight,)])
+
+    def _floats(self) -> npt.NDArray[np.float32]:
+        """[steps, clients, 4 + batch]: what AdamW needs, and the rows' weights."""
+        floats = np.ones((self.steps, self.shape.clients, 4 + self.shape.rows), np.float32)
+        taken = np.arange(1, self.steps + 1)
+        for client, schedule in enumerate(self.schedules):
+            floats[:, client, 0] = schedule.rates
+            floats[:, client, 1] = 1.0 - 0.9**taken
+            floats[:, client, 2] = np.sqrt(1.0 - 0.999**taken)
+            floats[:, client, 4:] = schedule.weights
+        return floats
+
+    def _inputs(self, step: int) -> npt.NDArray[np.int32]:
+        """The integers of a step's `Inputs`."""
+        shape, tokens = self.shape, int(self.sizes[step])
+        sizes = sizes_of(shape, tokens)
+        ints = np.zeros(sum(sizes), np.int32)
+        ends = np.cumsum(sizes)
+        ids, positions, types, key_starts, query_starts, first, rows, epoch, seed = (
+            ints[end - size : end] for end, size in zip(ends, sizes, strict=True)
+        )
+        client = np.arange(shape.clients)[:, None]
+        for number, (schedule, packed) in enumerate(zip(self.schedules, self.packs, strict=True)):
+            chosen = schedule.rows[step, : schedule.present[step]]
+            for place, source, many in zip(
+                (ids, positions, types), packed.pick(chosen), (*shape.tables, 0), strict=False
+            ):
+                place[number * tokens : (number + 1) * tokens] = number * many
+                place[number * tokens : number * tokens + len(source)] += source
+            epoch[number] = number * shape.epochs + schedule.epoch[step]
+        inner = self.starts[step]  # where texts end
+        more = np.minimum(inner[:, -1:] + shape.longest * np.arange(1, fillers(shape, tokens) + 1), tokens)
+        key_starts[1:] = (np.concatenate([inner, more], 1) + client * tokens).ravel()
+        asking = np.minimum(np.arange(1, shape.rows + fillers(shape, tokens) + 1), shape.rows)
+        query_starts[1:] = (asking + client * shape.rows).ravel()
+        first[:] = (np.concatenate([np.zeros_like(inner[:, :1]), inner[:, :-1]], 1) + client * tokens).ravel()
+        rows[:] = self.rows[step].ravel()
+        seed[0] = self.seeds[step]
+        return ints
+
+    def _losses(self) -> list[Losses]:
+        shape = self.shape
+        totals = self.stack.total.view(shape.clients, shape.epochs).tolist()
+        by_class = self.stack.by_class.view(shape.clients, shape.epochs, shape.classes, 2)
+        means = (by_class[..., 0] / by_class[..., 1]).tolist()
+        found = []
+        for number, job in enumerate(self.jobs):
+            epochs = job.phase.settings.epochs
+            mean = [total / len(job.targets) for total in totals[number][:epochs]]
+            found.append((mean, means[number][:epochs] if shape.is_class else []))
+        return found
+
+
+def _send(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """To the card without waiting for it."""
+    return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
+
+
+def predict_packed(module: nn.Module, data: Examples, most_tokens: int = 16_384) -> Tensor:
+    """The logits of the data, in eval mode, packed by length; in the order asked, on the CPU."""
+    anatomy = dissect(module)
+    assert anatomy is not None
+    packed = Packed.of(data, anatomy, compact=False)
+    order = np.argsort(-packed.lengths, kind="stable")
+    ends = np.cumsum(packed.lengths[order])
+    device = anatomy.words.weight.device
+    with torch.cuda.device(device), torch.inference_mode():
+        model, pieces = PackedModel(anatomy), []
+        for rows in np.split(order, np.searchsorted(ends, np.arange(most_tokens, ends[-1], most_tokens), "right")):
+            if len(rows):
+                starts = np.concatenate([[0], np.cumsum(packed.lengths[rows])]).astype(np.int32)
+                given = [torch.from_numpy(array).to(device) for array in (*packed.pick(rows), starts)]
+                pieces.append(model.logits(int(packed.lengths[rows].max()), *given))
+        found = torch.cat(pieces).float().cpu()
+    logits = torch.empty_like(found)
+    logits[torch.from_numpy(order)] = found
+    return logits
