@@ -21,6 +21,7 @@ from fedstill.learning.fast import Fast, accelerate
 from fedstill.learning.precision import choose_device, choose_precision
 from fedstill.models import Model, ModelSpec, build
 from fedstill.models.build import Shape
+from fedstill.models.text_to_text import TextToText
 from fedstill.parties.client import Client
 from fedstill.parties.evaluation import Evaluation
 from fedstill.parties.party import Party, PartyData, PartySpec, Surroundings
@@ -184,7 +185,9 @@ class Plan:
         like = (spec.model.model_dump_json(), self.stores[client], spec.train.max_length)
         if like not in self._samples:
             model = self._model(client, spec)
-            self._samples[like] = replace(model, module=model.module.to("meta"))
+            # A text-to-text model tells tied tensors by where they lie, which on `meta` is nowhere.
+            is_kept = isinstance(model.module, TextToText)
+            self._samples[like] = model if is_kept else replace(model, module=model.module.to("meta"))
         return self._samples[like]
 
     def _model(self, name: str, spec: PartySpec) -> Model:
