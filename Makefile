@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+BENCH := $(VENV)/.bench
 # What is not given on the command line comes from the machine; the tests want two workers at most.
 JOBS ?= 2
 
@@ -17,7 +18,7 @@ test-all: lint
 	$(BIN)/python -m pytest -n $(JOBS)
 	$(BIN)/python scripts/kill_and_resume.py --kills 20
 
-bench: $(READY)
+bench: $(BENCH)
 	$(BIN)/python benchmarks/run.py
 
 lint: $(READY)
@@ -29,4 +30,9 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("fedstill needs Python 3.11 or newer; try make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[llm,datasets,figures,dev]"
+	touch $@
+
+# transformers' Trainer, which only the benchmarks need, wants accelerate.
+$(BENCH): $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[bench]"
 	touch $@

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedstill.algorithms.base import Algorithm, Answers, Federation, NotNegative, Positive
 from fedstill.errors import FedstillError
 from fedstill.files import file_name
+from fedstill.learning.fast import fast_of
 from fedstill.learning.phases import PhaseSettings, optimiser
 from fedstill.learning.precision import input_gradients
 from fedstill.learning.pseudo import Answer, Reader, Sampling, descend, sampling_loss
@@ -171,7 +172,8 @@ class FedDRS(Algorithm):
         stream = Stream(key(me.around.seed, me.round, me.name, "refining"), me.around.device)
         with held_embeddings(me.model.module, True):
             settings = PhaseSettings(optimiser=self.optimiser)
-            learning = optimiser(settings, self.rate, [p for p in me.model.module.parameters() if p.requires_grad])
+            learnt = [p for p in me.model.module.parameters() if p.requires_grad]
+            learning = optimiser(settings, self.rate, learnt, fast_of(me.model.module).optimiser)
             read = self._reader(me)
             for _ in range(passes):
                 with me.timed("sampling"):

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -76,7 +77,8 @@ class _Worker:
     def __init__(self, plan: Plan, workers: int, tell: Tell) -> None:
         self.tell = tell
         self.is_busy = False
-        limit = None if plan.host_bytes is None else plan.host_bytes // workers
+        limit, own = (None if whole is None else whole // workers for whole in (plan.host_bytes, plan.device_bytes))
+        plan = replace(plan, device_bytes=own)
         how = processes.context(["fedstill.engines.local"])
         self.pipe, other = how.Pipe()
         self.process = how.Process(target=_serve, args=(other, plan, limit), daemon=True)

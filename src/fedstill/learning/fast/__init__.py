@@ -6,9 +6,9 @@ meets it in two places: `predict.forward` asks it for a batch's logits, and `Pha
 - `settings`: which techniques are on, and the one place where a model is told (`accelerate`).
 - `anatomy`: where BERT-, RoBERTa- and DistilBERT-like classifiers of Hugging Face keep their parts. The parameters stay
   in the Hugging Face module; the fast path only computes with them in another way.
-- `encoder`, `masks`, `vocabulary`: a CPU's part: no padding, only the states that the head looks at, cheap dropout
-  masks, only the words that occur.
-- `stacked`, `layers`, `kernels`: a GPU's part: clients stacked into one model, whole steps captured as CUDA graphs.
+- `encoder` (with `unpadded` and `functions`), `masks`, `vocabulary`: a CPU's part: no padding, only the states that the
+  head looks at, cheap dropout masks, only the words that occur.
+- `card` and `gpu/`: a GPU's part: whole steps captured as CUDA graphs, several clients at once.
 """
 
 from fedstill.learning.fast.settings import Fast, accelerate, fast_of, switched_off

@@ -38,7 +38,7 @@ from fedstill.learning.fast.gpu.stack import (
 if TYPE_CHECKING:
     from fedstill.learning.phases import Phase
 
-STEP = 256
+STEP = 128
 """Tokens a client are rounded up to a multiple of this."""
 AT_ONCE = 32
 """Steps whose inputs go to the card together, at most: fewer at first, so that it need not wait."""
@@ -177,6 +177,8 @@ LARGE = 20_000_000
 their own, where batches need not be equally long."""
 LANES = 6
 """Stacks that run at the same time."""
+SPARE = 0.3
+"""The share of the card's memory that must be free for a further stack."""
 STACKS: dict[Any, Stack] = {}
 """Kept from phase to phase: capturing is paid once a shape."""
 
@@ -243,9 +245,19 @@ def make_run(jobs: Sequence[Job], number: int = 0) -> Run:
         schedules.append(Schedule.of(job, packed, schedules[0] if schedules else None))
     shape, device = _shape(jobs, packs), jobs[0].phase.device
     key = (shape, jobs[0].architecture, device, number)
-    if key not in STACKS:
-        STACKS[key] = Stack(jobs[0].anatomy, shape, device, number)
-    return Run(STACKS[key], jobs, packs, schedules)
+    stack = STACKS.pop(key, None)
+    if stack is None:
+        _make_room(device)
+        stack = Stack(jobs[0].anatomy, shape, device, number)
+    STACKS[key] = stack  # the last used comes last
+    return Run(stack, jobs, packs, schedules)
+
+
+def _make_room(device: torch.device) -> None:
+    """Forget the stacks that were not used for longest while the card is nearly full."""
+    while STACKS and torch.cuda.mem_get_info(device)[0] < SPARE * torch.cuda.mem_get_info(device)[1]:
+        del STACKS[next(iter(STACKS))]
+        torch.cuda.empty_cache()
 
 
 def _shape(jobs: Sequence[Job], packs: Sequence[Packed]) -> Shape:
