@@ -87,12 +87,12 @@ def joint(loss: Loss) -> Loss:
 
     A sample with a label takes the cross-entropy with it, the others take `loss` to the teacher.
     """
+    return partial(_joint, loss=loss)
 
-    def each(logits: Tensor, targets: Tensor) -> Tensor:
-        labels = targets[:, -1].long()
-        return torch.where(labels < 0, loss(logits, targets[:, :-1]), ce(logits, labels.clamp(min=0)))
 
-    return each
+def _joint(logits: Tensor, targets: Tensor, loss: Loss) -> Tensor:
+    labels = targets[:, -1].long()
+    return torch.where(labels < 0, loss(logits, targets[:, :-1]), ce(logits, labels.clamp(min=0)))
 
 
 def entropy(probabilities: Tensor) -> Tensor:

@@ -195,6 +195,8 @@ class Costs:
 
 
 COSTS = Costs()
+MOST_GRAPHS = 128
+"""Of a stack: those of four phases at least."""
 
 
 class Stack:
@@ -227,7 +229,8 @@ class Stack:
         )
         self.total = torch.zeros(clients * shape.epochs, dtype=torch.float64, device=device)
         self.by_class = torch.zeros(clients * shape.epochs, shape.classes, 2, dtype=torch.float64, device=device)
-        self.graphs: dict[tuple[int, Hashable], tuple[Inputs, torch.cuda.CUDAGraph]] = {}
+        self.graphs: dict[tuple[int, Hashable], tuple[Inputs, torch.cuda.CUDAGraph, object]] = {}
+        """By number of tokens and loss; a graph reads what the loss holds, so the loss is kept with it."""
         self.pool: Any = None
 
     def _embedding(self, tables: Sequence[Tensor], vectors: Sequence[Tensor]) -> EmbeddingParts:
@@ -317,7 +320,9 @@ class Stack:
             graph.capture_end()
         torch.cuda.current_stream().wait_stream(side)
         self.pool = self.pool or graph.pool()
-        self.graphs[key] = given, graph
+        while len(self.graphs) >= MOST_GRAPHS:  # a loss that is made anew for every phase never comes back
+            del self.graphs[next(iter(self.graphs))]
+        self.graphs[key] = given, graph, loss
         COSTS.graphs += 1
         COSTS.seconds += time.perf_counter() - started
 
@@ -343,12 +348,14 @@ def fillers(shape: Shape, tokens: int) -> int:
     return -(-tokens // shape.longest)
 
 
-def loss_key(loss: Callable[..., Tensor]) -> Hashable:
-    """Equal for losses that compute the same."""
-    if isinstance(loss, partial):
-        held = tuple((name, id(v) if isinstance(v, Tensor) else v) for name, v in sorted(loss.keywords.items()))
-        return loss.func, loss.args, held
-    return loss
+def loss_key(part: Any) -> Hashable:
+    """Equal for losses that compute the same: functions with equal arguments, numbers in tensors included."""
+    if isinstance(part, partial):
+        arguments = (*part.args, *(item for pair in sorted(part.keywords.items()) for item in pair))
+        return part.func, *map(loss_key, arguments)
+    if isinstance(part, Tensor):
+        return tuple(part.shape), *part.flatten().tolist()
+    return part  # type: ignore[no-any-return]
 
 
 class PackedModel:

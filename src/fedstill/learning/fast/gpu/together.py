@@ -38,8 +38,8 @@ from fedstill.learning.fast.gpu.stack import (
 if TYPE_CHECKING:
     from fedstill.learning.phases import Phase
 
-STEP = 128
-"""Tokens a client are rounded up to a multiple of this."""
+STEP, SIZES = 128, 32
+"""Tokens a client are rounded up to a multiple of so many, or of more where there would be too many sizes."""
 AT_ONCE = 32
 """Steps whose inputs go to the card together, at most: fewer at first, so that it need not wait."""
 
@@ -289,7 +289,8 @@ class Run:
         self.steps = max(len(schedule.rows) for schedule in schedules)
         for schedule in schedules:
             schedule.extend(self.steps)
-        self.sizes = -(-np.stack([schedule.tokens for schedule in schedules]).max(0) // STEP) * STEP
+        step = STEP * max(1, math.ceil(self.shape.longest * self.shape.rows / (STEP * SIZES)))
+        self.sizes = -(-np.stack([schedule.tokens for schedule in schedules]).max(0) // step) * step
         self.targets = torch.cat([job.targets for job in jobs]).to(stack.device)
         offsets = np.cumsum([0, *(len(job.targets) for job in jobs)])[:-1]
         self.rows = np.stack([s.rows + start for s, start in zip(schedules, offsets, strict=True)], 1).astype(np.int32)
@@ -319,7 +320,7 @@ class Run:
             chunk = [self._inputs(number) for number in range(step, min(self.steps, step + min(AT_ONCE, 2 + step)))]
             parts = torch.split(_send(np.concatenate(chunk), stack.device), [len(part) for part in chunk])
             self.ints = deque(parts)
-        given, graph = stack.graphs[int(self.sizes[step]), self.key]
+        given, graph, _ = stack.graphs[int(self.sizes[step]), self.key]
         given.ints.copy_(self.ints.popleft())
         stack.floats.copy_(self.floats[step])
         torch.index_select(self.targets, 0, given.rows, out=stack.wanted)
