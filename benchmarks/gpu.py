@@ -99,13 +99,13 @@ def plain(module: nn.Module, data: Examples, steps: int, device: torch.device) -
 
 def jobs(modules: list[nn.Module], data: list[Examples], epochs: int) -> list[Any]:
     """Our phases."""
-    from fedstill.learning.fast.gpu import together
+    from fedstill.learning.fast.gpu.schedule import Job
 
     found = []
     for module, own in zip(modules, data, strict=True):
         assert own.labels is not None
         phase = Phase(module, own, PhaseSettings(epochs=epochs, batch=BATCH), 2e-5, 0, "bf16")
-        found.append(together.Job(phase, own.labels, ce))
+        found.append(Job(phase, own.labels, ce))
     return found
 
 

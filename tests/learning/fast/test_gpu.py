@@ -65,7 +65,9 @@ def together() -> Any:
 def job(module: nn.Module, data: Examples, **settings: Any) -> Any:
     assert data.labels is not None
     phase = Phase(module, data, PhaseSettings(**({"epochs": 1, "batch": 16} | settings)), 1e-3, 7, "bf16")
-    return together().Job(phase, data.labels, ce)
+    from fedstill.learning.fast.gpu.schedule import Job
+
+    return Job(phase, data.labels, ce)
 
 
 def moved(before: nn.Module, after: nn.Module) -> torch.Tensor:

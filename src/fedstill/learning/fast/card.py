@@ -37,11 +37,11 @@ def learn(phase: Phase, targets: Tensor, loss: Any, class_weights: Tensor | None
     is_usual = phase.settings.optimiser == "adamw" and phase.settings.epochs > 0
     if not is_usual or not _can(phase.model, phase.data, phase.precision):
         return None
-    from fedstill.learning.fast.gpu import together
+    from fedstill.learning.fast.gpu import schedule, together
 
     if not together.can_stack(phase.model):
         return None
-    job = together.Job(phase, targets, loss, class_weights)
+    job = schedule.Job(phase, targets, loss, class_weights)
     guest: _Guest | None = getattr(_here, "guest", None)
     return together.run_all([job])[0] if guest is None else guest.wait_for(job)
 

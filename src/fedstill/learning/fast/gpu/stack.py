@@ -65,6 +65,12 @@ def tables(anatomy: Anatomy) -> list[nn.Embedding]:
     return [table for table in (anatomy.words, anatomy.positions, anatomy.types) if table is not None]
 
 
+def parameters(anatomy: Anatomy) -> list[Tensor]:
+    """All of them."""
+    slots = [part for slot in (*matrices(anatomy), *vectors(anatomy)) for part in slot]
+    return slots + [table.weight for table in tables(anatomy)]
+
+
 def shape_of(slot: Slot) -> tuple[int, ...]:
     """Of its parameters one after the other."""
     return (sum(len(part) for part in slot), *slot[0].shape[1:])
