@@ -1,0 +1,230 @@
+"""The page: benchmarks/README.md from all results there are."""
+
+from __future__ import annotations
+
+from textwrap import wrap
+from typing import Any
+
+import clients
+import growth
+import noise
+import rounds
+import same_result
+import speed
+from plain import BATCH, WIDTH
+from turns import TURNS
+
+GPU_TARGETS = {"bert-base": (250, 12), "minilm": (170, 20)}
+"""Useful TFLOP/s of five clients, and times the plain loop."""
+STRETCH = 395
+"""Of bert-base: half of what the card does on large products."""
+
+Found = dict[str, dict[str, Any]]
+
+
+def page(found: Found, machines: dict[str, dict[str, Any]], cores: object) -> str:
+    """All parts, one after the other; what was never measured is left out."""
+    parts = [
+        *introduction(cores),
+        f"## Speed: tweets, batch {BATCH}, one epoch",
+        "",
+        *speed.lines(found),
+        "## A whole round of AdaFD, evaluations included",
+        "",
+        *text(
+            f"{rounds.CLIENTS} clients and the server, the local engine in one process with one thread; ours writes a "
+            "checkpoint too. The last column is two worker processes against one: `workers: auto` is one a core."
+        ),
+        *rounds.lines(found),
+        "## The same result: AdaFD's F1 with the fast path and without",
+        "",
+        *text(
+            "The server's weighted F1 on the test rows after the last round, five paired seeds: the same rows, first "
+            "models and orders, other dropout masks. Again with `python benchmarks/same_result.py --jobs 2`."
+        ),
+        *same_result.lines(found.get("same-result", {})),
+        "## Growth with the public set, the length and the classes",
+        "",
+        *growth.lines(found),
+        *many_clients(found),
+        *gpu(found, machines),
+        *conversation(found),
+        *noise.lines(found),
+        *memory(found),
+    ]
+    return "\n".join(parts)
+
+
+def text(words: str) -> list[str]:
+    """A paragraph."""
+    return [*wrap(words, 118, break_on_hyphens=False, break_long_words=False), ""]
+
+
+def introduction(cores: object) -> list[str]:
+    """What is measured, how, and with which clock."""
+    return [
+        "# Benchmarks",
+        "",
+        *text(
+            f"Written by `make bench` (`python benchmarks/run.py speed rounds` for parts of it) on {cores} cores, "
+            "one thread a process. `results/*.json` has every number, and on which machine it was measured."
+        ),
+        *text(
+            f"A ratio is the median of {TURNS} ratios of neighbours in time, after one to warm up, with the lowest and "
+            "the highest: the ways take turns in one process. Seconds and ratios are of this process's CPU time unless "
+            "a column says clock, because other processes of a machine change it little."
+        ),
+        *text(
+            f"The plain loop (`plain.py`) is what the papers' code does: texts tokenised and padded to {WIDTH} before, "
+            f"batches of {BATCH} through the Hugging Face model's own forward (with torch's attention, as it comes), "
+            "fp32, torch's AdamW as it comes, a linear schedule, a fresh optimiser a phase; prediction in order. "
+            "`transformers.Trainer` is as it comes too: batches padded to their longest, a fused AdamW, gradients "
+            "clipped. All have the same dropout and the same steps; tokens and models are made before."
+        ),
+    ]
+
+
+def many_clients(found: Found) -> list[str]:
+    """Growth with the number of clients, and the framework's own share of a round."""
+    results = {
+        what: values
+        for part in ("clients-overhead", "clients-active", "clients-growth")
+        for what, values in found.get(part, {}).items()
+    }
+    if not results:
+        return []
+    return [
+        "## Growth with the clients: seconds by the clock, and memory",
+        "",
+        *text(
+            "AdaFD, bert-tiny, iid tweets, one epoch, 32 tokens, a worker a core. A round is its phases (the "
+            "method's work, of the server and of the busier worker), its state (reading, writing and building clients) "
+            "and the rest; overhead is the rest in percent of the round. Peak memory is of all processes together, "
+            "shared pages once."
+        ),
+        *clients.lines(results),
+        "",
+    ]
+
+
+def gpu(found: Found, machines: dict[str, dict[str, Any]]) -> list[str]:
+    """The GPU's rows, measured on another machine."""
+    results = found.get("gpu-h200", {})
+    if not results:
+        return []
+    machine = machines["gpu-h200"]
+    ways = ("plain", "trainer", "one", "five, streams", "five, stacked")
+    return [
+        f"## GPU: training on Amazon reviews, batch {BATCH}, {machine.get('gpu', 'a GPU')}, torch {machine['torch']}",
+        "",
+        *text(
+            "Useful TFLOP/s: 6 x parameters that are not embeddings x real tokens, a second. The plain loop is fp32, "
+            f"padded to {WIDTH}; the others are bf16. By the clock. Again, on a machine with a GPU:"
+        ),
+        "    python benchmarks/gpu.py --pack ../shared/data/amazon reviews.npz && python benchmarks/gpu.py reviews.npz",
+        "",
+        "| model | way | useful TFLOP/s | tokens a second | times the plain loop |",
+        "|---|---|---|---|---|",
+        *(_gpu_row(name, way, values) for name, values in results.items() for way in ways if way in values),
+        "",
+        *_gpu_targets(results),
+        *_gpu_profiles(results),
+    ]
+
+
+def _gpu_row(name: str, way: str, values: dict[str, Any]) -> str:
+    own, plain = values[way], values["plain"]
+    per_token = plain["tflops"] / plain["tokens_per_s"]
+    times = f"{own.get('ratio', own['tokens_per_s'] / plain['tokens_per_s']):.1f}"
+    spread = f" ({own['low']:.1f} - {own['high']:.1f})" if "low" in own else " (one turn)"
+    return (
+        f"| {name} | {way} | {own['tokens_per_s'] * per_token:.1f} | {own['tokens_per_s']:.0f} "
+        f"| {times}{'' if way == 'plain' else spread} |"
+    )
+
+
+def _gpu_targets(results: dict[str, Any]) -> list[str]:
+    rows = []
+    for name, (tflops, times) in GPU_TARGETS.items():
+        if name in results:
+            own = max((results[name][way] for way in ("five, stacked", "five, streams")), key=lambda v: v["tflops"])
+            rows.append(
+                f"| {name} | {own['tflops']:.0f} of {tflops} | {own['ratio']:.1f} of {times} "
+                f"| {_between(results[name], own['tflops'], tflops)} |"
+            )
+    return [
+        "| five clients | useful TFLOP/s, of the target | times plain, of the target | what stands between |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+        f"{STRETCH} for bert-base is the stretch.",
+        "",
+    ]
+
+
+def _between(values: dict[str, Any], tflops: float, target: float) -> str:
+    """How long a step may take for the target, and what of it is not products."""
+    profile = values.get("profile, five")
+    if profile is None:
+        return ""
+    allowed = profile["step"] * tflops / target
+    others = sorted(((ms, kind) for kind, ms in profile.items() if kind not in ("step", "products")), reverse=True)
+    return (
+        f"a step takes {profile['step']:.1f} ms and may take {allowed:.1f}; products alone {profile['products']:.1f}, "
+        + ", ".join(f"{kind} {ms:.1f}" for ms, kind in others)
+    )
+
+
+def _gpu_profiles(results: dict[str, Any]) -> list[str]:
+    kinds = ("products", "attention", "pointwise", "embedding", "optimiser", "gaps", "step")
+    profiles = {
+        (name, way): values[f"profile, {way}"]
+        for name, values in results.items()
+        for way in ("five", "one")
+        if f"profile, {way}" in values
+    }
+    return [
+        "Milliseconds of a step by kind of work; gaps are what is left of the step's time.",
+        "",
+        f"| model, clients | {' | '.join(kinds)} | graphs captured, s | memory GiB |",
+        "|---|" + "---|" * (len(kinds) + 2),
+        *(
+            f"| {name}, {way} | {' | '.join(f'{profile.get(kind, 0):.2f}' for kind in kinds)} "
+            f"| {_captures(results[name])} | {results[name].get('memory_gib', float('nan')):.1f} |"
+            for (name, way), profile in profiles.items()
+        ),
+        "",
+    ]
+
+
+def _captures(values: dict[str, Any]) -> str:
+    capture = values.get("capture")
+    return "" if capture is None else f"{capture['graphs']}, {capture['seconds']:.1f}"
+
+
+def conversation(found: Found) -> list[str]:
+    """What FedID's exchanges cost."""
+    return [
+        "## Conversation: CPU time of a round in the local engine over that of plain method calls, in percent",
+        "",
+        "| what | percent more | lowest and highest of 5 | exchanges | CPU s a round |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {what} | {v['percent']:.1f} | {v['low']:.1f} to {v['high']:.1f} | {v['exchanges']} "
+            f"| {v['round_s']:.1f} |"
+            for what, v in found.get("conversation", {}).items()
+        ),
+        "",
+    ]
+
+
+def memory(found: Found) -> list[str]:
+    """A federation under limits."""
+    return [
+        "## Memory: a federation of 100 clients on tweets, two rounds, all processes together",
+        "",
+        "| what | peak GiB |",
+        "|---|---|",
+        *(f"| {what} | {v['peak_gib']:.2f} |" for what, v in found.get("memory", {}).items()),
+        "",
+    ]

@@ -1,0 +1,164 @@
+"""A whole round of AdaFD, evaluations included: the local engine in one process against the plain loop, taking turns.
+
+A turn is the next round of a federation that is under way: every client digests the last answer and is measured,
+trains, speaks and is measured again; the server distils, is measured and answers; ours also writes a checkpoint. Both
+sides have the same rows and read the same tokens, made before.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import plain
+import torch
+from plain import Padded
+from turns import TURNS, Results, Seconds, Values, in_turns, spread, times
+
+from fedstill.algorithms.base import Answers
+from fedstill.config import Experiment
+from fedstill.engines.journal import Journal
+from fedstill.engines.local import LocalEngine
+from fedstill.engines.plan import SERVER, Plan
+from fedstill.models import Model, build
+from fedstill.prepare import prepare
+
+CLIENTS = 4
+SIZES = {"bert-tiny": (100, 3), "minilm": (32, 1)}
+"""Rows of each of the five domains, and epochs of a phase."""
+
+
+def experiment(model: str, workers: int = 1) -> Experiment:
+    """AdaFD as in its paper: a fifth of the rows public, a tenth of the rest for the test."""
+    rows, epochs = SIZES[model]
+    return Experiment.model_validate(
+        {
+            "corpus": "tweets",
+            "partition": {
+                "kind": "iid", "clients": CLIENTS, "public": 0.2, "validation": 0, "test": 0.1, "rows_per_domain": rows,
+            },
+            "clients": model,
+            "server": model,
+            "algorithm": "AdaFD",
+            "train": {"epochs": epochs, "max_length": plain.WIDTH},
+            "rounds": 1,
+            "workers": workers,
+            "threads": 1,
+            "device": "cpu",
+        }
+    )  # fmt: skip
+
+
+class Rounds:
+    """A federation in the local engine, a round at a time as `conduct` does them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.journal = Journal(plan.folder)
+        self.engine = LocalEngine(plan, self.journal, lambda event: None)
+        self.engine._enter(0)
+        self.engine._greet()
+        self.answer: Answers = None
+        self.next()
+
+    def next(self) -> None:
+        """The next round."""
+        engine = self.engine
+        engine._enter(engine.round + 1)
+        engine._draw()
+        self.answer = engine.algorithm.round(engine, self.answer)
+        engine.server.evaluate("distilled")
+        engine._take(SERVER, engine.server.metrics, engine.server.notes)
+        engine._save(self.answer)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.engine.close()
+        self.journal.close()
+
+
+class PlainRounds:
+    """The same federation by the plain loop."""
+
+    def __init__(self, plan: Plan) -> None:
+        def model(seed: int) -> Model:
+            return build(plan.server.model, plan.labels, plan.default_tokenizer, seed)
+
+        self.rows = padded_rows(plan)
+        self.server = model(0)
+        self.clients = {
+            name: plain.Client(model(number).module, self.rows[name]) for number, name in enumerate(plan.clients, 1)
+        }
+        self.epochs = plan.server.train.epochs
+
+    def next(self) -> None:
+        """The next round."""
+        rows, rate = self.rows, self.server.rate
+        plain.adafd_round(self.clients, self.server.module, rows["public"], rows["test"], self.epochs, rate)
+
+
+def padded_rows(plan: Plan) -> dict[str, Padded]:
+    """Everybody's rows as the plain loop has them."""
+    parties = {name: plan.make_client(name, lambda event: None) for name in plan.clients}
+    first = next(iter(parties.values())).data
+    assert first.evaluation is not None
+    rows: dict[str, Any] = {name: client.data.train for name, client in parties.items()}
+    rows |= {"public": first.public, "test": first.evaluation.data}
+    return {name: Padded.of(own) for name, own in rows.items()}
+
+
+def measure() -> Results:
+    """One process: ours and plain. Two processes and one: ours, by the clock."""
+    torch.set_num_threads(1)
+    return {f"{model}, one process": one_process(model) for model in SIZES} | {
+        f"{model}, two workers": two_workers(model) for model in SIZES
+    }
+
+
+def one_process(model: str, turns: int = TURNS) -> Values:
+    """How many times as fast as the plain loop."""
+    with tempfile.TemporaryDirectory() as scratch:
+        plan = prepare(experiment(model), Path(scratch))[1]
+        ours, by_hand = Rounds(plan), PlainRounds(plan)
+        seconds = in_turns({"plain": lambda: by_hand.next, "ours": lambda: ours.next}, turns)
+        ours.close()
+    return times(seconds["plain"], seconds["ours"]) | {
+        "plain_cpu_s": statistics.median(each.cpu for each in seconds["plain"]),
+        "train_rows": sum(len(client.train) for client in by_hand.clients.values()),
+        "public_rows": len(by_hand.rows["public"]),
+        "test_rows": len(by_hand.rows["test"]),
+        "epochs": by_hand.epochs,
+    }
+
+
+def two_workers(model: str, turns: int = TURNS) -> Values:
+    """How many times as fast as one process, by the clock: the workers' CPU time is not this process's."""
+    with tempfile.TemporaryDirectory() as scratch:
+        plans = {workers: prepare(experiment(model, workers), Path(scratch) / str(workers))[1] for workers in (1, 2)}
+        for plan in plans.values():
+            plan.folder.mkdir()
+        running = {workers: Rounds(plan) for workers, plan in plans.items()}
+        seconds = in_turns({str(workers): lambda own=own: own.next for workers, own in running.items()}, turns)  # type: ignore[misc]
+        for own in running.values():
+            own.close()
+    one, two = ([Seconds(each.wall, each.wall) for each in seconds[workers]] for workers in ("1", "2"))
+    return times(one, two)
+
+
+def lines(found: dict[str, Results]) -> list[str]:
+    """This part of the page."""
+    results = found.get("rounds", {})
+    return [
+        "| model | times as fast as the plain loop | by the clock | plain CPU s | our CPU s | rows: private, public, "
+        "test | epochs | two workers, times as fast as one process (clock) |",
+        "|---|---|---|---|---|---|---|---|",
+        *(
+            f"| {model} | {spread(one)} | {one['wall_ratio']:.2f} | {one['plain_cpu_s']:.1f} | {one['cpu_s']:.1f} "
+            f"| {one['train_rows']:.0f}, {one['public_rows']:.0f}, {one['test_rows']:.0f} | {one['epochs']:.0f} "
+            f"| {spread(results.get(f'{model}, two workers'))} |"
+            for model in SIZES
+            if (one := results.get(f"{model}, one process"))
+        ),
+        "",
+    ]
