@@ -70,9 +70,10 @@ def introduction(cores: object) -> list[str]:
             "one thread a process. `results/*.json` has every number, and on which machine it was measured."
         ),
         *text(
-            f"A ratio is the median of {TURNS} ratios of neighbours in time, after one to warm up, with the lowest and "
-            "the highest: the ways take turns in one process. Seconds and ratios are of this process's CPU time unless "
-            "a column says clock, because other processes of a machine change it little."
+            f"A ratio is the median of {TURNS['bert-tiny']} ratios of neighbours in time ({TURNS['minilm']} for minilm "
+            "and for growth), after one to warm up, with the lowest and the highest: the ways take turns in a process. "
+            "Seconds and ratios are of this process's CPU time unless a column says clock, because other processes of "
+            "a machine change it little."
         ),
         *text(
             f"The plain loop (`plain.py`) is what the papers' code does: texts tokenised and padded to {WIDTH} before, "

@@ -26,7 +26,7 @@ from fedstill.models import Model, build
 from fedstill.prepare import prepare
 
 CLIENTS = 4
-SIZES = {"bert-tiny": (100, 3), "minilm": (32, 1)}
+SIZES = {"bert-tiny": (64, 3), "minilm": (32, 1)}
 """Rows of each of the five domains, and epochs of a phase."""
 
 
@@ -116,12 +116,12 @@ def measure() -> Results:
     }
 
 
-def one_process(model: str, turns: int = TURNS) -> Values:
+def one_process(model: str) -> Values:
     """How many times as fast as the plain loop."""
     with tempfile.TemporaryDirectory() as scratch:
         plan = prepare(experiment(model), Path(scratch))[1]
         ours, by_hand = Rounds(plan), PlainRounds(plan)
-        seconds = in_turns({"plain": lambda: by_hand.next, "ours": lambda: ours.next}, turns)
+        seconds = in_turns({"plain": lambda: by_hand.next, "ours": lambda: ours.next}, TURNS[model])
         ours.close()
     return times(seconds["plain"], seconds["ours"]) | {
         "plain_cpu_s": statistics.median(each.cpu for each in seconds["plain"]),
@@ -132,14 +132,14 @@ def one_process(model: str, turns: int = TURNS) -> Values:
     }
 
 
-def two_workers(model: str, turns: int = TURNS) -> Values:
+def two_workers(model: str) -> Values:
     """How many times as fast as one process, by the clock: the workers' CPU time is not this process's."""
     with tempfile.TemporaryDirectory() as scratch:
         plans = {workers: prepare(experiment(model, workers), Path(scratch) / str(workers))[1] for workers in (1, 2)}
         for plan in plans.values():
             plan.folder.mkdir()
         running = {workers: Rounds(plan) for workers, plan in plans.items()}
-        seconds = in_turns({str(workers): lambda own=own: own.next for workers, own in running.items()}, turns)  # type: ignore[misc]
+        seconds = in_turns({str(workers): lambda own=own: own.next for workers, own in running.items()}, TURNS[model])  # type: ignore[misc]
         for own in running.values():
             own.close()
     one, two = ([Seconds(each.wall, each.wall) for each in seconds[workers]] for workers in ("1", "2"))

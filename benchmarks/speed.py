@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from plain import BATCH, Padded
 from torch import Tensor, nn
-from turns import Results, Seconds, Values, Work, in_turns, spread, times
+from turns import TURNS, Results, Seconds, Values, Work, in_turns, spread, times
 
 from fedstill.data import corpora
 from fedstill.data.corpora import CorpusSpec
@@ -168,7 +168,8 @@ def measure(models: Sequence[str] = tuple(ROWS)) -> Results:
                         "plain": case.plain(what),
                         "ours": case.ours(what),
                         "Trainer": case.with_trainer(what, scratch),
-                    }
+                    },
+                    TURNS[name],
                 )
             found[f"{what} {name}, against plain"] = about(case, seconds["plain"], seconds["ours"])
             found[f"{what} {name}, against Trainer"] = about(case, seconds["Trainer"], seconds["ours"])
@@ -195,7 +196,7 @@ def techniques(models: Sequence[str] = tuple(ROWS)) -> Results:
             ways |= {
                 f"alone {t}": Fast.model_validate(dict.fromkeys(Fast.model_fields, False) | ALONE[t]) for t in chosen
             }
-            seconds = in_turns({way: case.ours(what, fast) for way, fast in ways.items()})
+            seconds = in_turns({way: case.ours(what, fast) for way, fast in ways.items()}, TURNS[name])
             found[f"{what} {name}, all"] = times(seconds["none"], seconds["all"])
             for way in ways:
                 if way.startswith("without"):
