@@ -8,7 +8,7 @@ from speed import Case
 from turns import Results, Values, Work, in_turns, spread, times
 
 MODEL, TURNS = "bert-tiny", 3
-PUBLIC, LENGTHS, CLASSES = (200, 800, 3200), (32, 64, 128, 256), (2, 4, 14, 100)
+PUBLIC, LENGTHS, CLASSES = (100, 400, 1600), (32, 64, 128, 256), (2, 4, 14, 100)
 ROWS = 128
 
 

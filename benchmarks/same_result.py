@@ -76,7 +76,7 @@ def compare(fast: Sequence[Outcome], plain: Sequence[Outcome]) -> dict[str, Any]
     """The paired differences and what they say."""
     differences = [a.f1 - b.f1 for a, b in zip(fast, plain, strict=True)]
     mean, many = statistics.mean(differences), len(differences)
-    half = stats.t.ppf(0.975, many - 1) * statistics.stdev(differences) / math.sqrt(many)
+    half = float(stats.t.ppf(0.975, many - 1)) * statistics.stdev(differences) / math.sqrt(many)
     return {
         "fast": [each.f1 for each in fast],
         "plain": [each.f1 for each in plain],
@@ -144,7 +144,7 @@ def main() -> None:
             print(f"{given.amazon} is not there: amazon is left out; give its csv files with --amazon FOLDER.")
             corpora.remove("amazon")
     values = measure(corpora, given.seeds, given.jobs, given.overrides)
-    about = {"cores": os.cpu_count(), "overrides": given.overrides, "seeds": given.seeds}
+    about = {"cores": os.cpu_count(), "jobs": given.jobs, "overrides": [*COMMON, *given.overrides], "sizes": SIZES}
     given.out.write_text(json.dumps({"machine": about, "values": values}, indent=1) + "\n")
     print("\n".join(lines(values)))
 
