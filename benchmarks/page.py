@@ -128,7 +128,8 @@ def gpu(found: Found, machines: dict[str, dict[str, Any]]) -> list[str]:
         "",
         *text(
             "Useful TFLOP/s: 6 x parameters that are not embeddings x real tokens, a second. The plain loop is fp32, "
-            f"padded to {WIDTH}; the others are bf16. By the clock. Again, on a machine with a GPU:"
+            f"padded to {WIDTH}; the others are bf16. By the clock; bert-tiny's rows are of a build before "
+            "the others', which counted attention's backward pass as pointwise. Again, on a machine with a GPU:"
         ),
         "    python benchmarks/gpu.py --pack ../shared/data/amazon reviews.npz && python benchmarks/gpu.py reviews.npz",
         "",

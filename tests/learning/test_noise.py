@@ -12,15 +12,6 @@ from fedstill.models.images import LeNet, SmallCNN
 from fedstill.models.small import TextCNN
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """So small a network only waits for more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def lenet(seed):
     torch.manual_seed(seed)
     return LeNet(1, 12, 10, hidden=20)

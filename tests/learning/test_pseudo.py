@@ -20,14 +20,6 @@ EVERYWHERE = torch.ones(7, 1)
 READ = Reader("inputs_embeds")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def classifier(seed, size=0.7):
     torch.manual_seed(seed)
     module = TextCNN(20, 5, 0, embedding=6, filters=8, widths=(2, 3)).double().eval()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,10 @@ from fedstill.learning.fast.card import WIDEST, Losses
 from fedstill.learning.fast.gpu.packing import Packed
 from fedstill.learning.fast.gpu.schedule import Job, Schedule
 from fedstill.learning.fast.gpu.stack import (
+    Group,
     PackedModel,
     Shape,
+    Slot,
     Stack,
     fillers,
     lane,
@@ -210,29 +212,34 @@ class Run:
         self._store()
         return self._losses()
 
-    def _load(self) -> None:
+    def _parts(self) -> Iterator[tuple[Group, int, Sequence[Slot]]]:
+        """Every client's parameters, and the group of the stack that they go to; but for the words."""
         stack = self.stack
+        for client, job in enumerate(self.jobs):
+            yield stack.matrices, client, matrices(job.anatomy)
+            yield stack.vectors, client, vectors(job.anatomy)
+            for group, table in zip(stack.tables[1:], tables(job.anatomy)[1:], strict=True):
+                yield group, client, [(table.weight,)]
+
+    def _words(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Every client's table of words, and which of them its data has."""
         for client, (job, packed) in enumerate(zip(self.jobs, self.packs, strict=True)):
-            stack.matrices.load(client, matrices(job.anatomy))
-            stack.vectors.load(client, vectors(job.anatomy))
-            words, *others = tables(job.anatomy)
-            used = torch.from_numpy(packed.words).to(stack.device)
-            stack.tables[0].load(client, [(words.weight[used],)])
-            for group, table in zip(stack.tables[1:], others, strict=True):
-                group.load(client, [(table.weight,)])
+            yield client, job.anatomy.words.weight, torch.from_numpy(packed.words).to(self.stack.device)
+
+    def _load(self) -> None:
+        for group, client, slots in self._parts():
+            group.load(client, slots)
+        for client, table, used in self._words():
+            self.stack.tables[0].load(client, [(table[used],)])
 
     def _store(self) -> None:
-        stack = self.stack
-        for client, (job, packed) in enumerate(zip(self.jobs, self.packs, strict=True)):
-            stack.matrices.store(client, matrices(job.anatomy))
-            stack.vectors.store(client, vectors(job.anatomy))
-            words, *others = tables(job.anatomy)
-            used = torch.from_numpy(packed.words).to(stack.device)
+        for group, client, slots in self._parts():
+            group.store(client, slots)
+        words = self.stack.tables[0]
+        for client, table, used in self._words():
             if self.shape.decay:  # which words that do not occur suffer too
-                words.weight *= float(np.prod(1.0 - self.schedules[client].rates * self.shape.decay))
-            words.weight[used] = stack.tables[0].views(stack.tables[0].master)[0][client, : len(used)]
-            for group, table in zip(stack.tables[1:], others, strict=True):
-                group.store(client, [(table.weight,)])
+                table *= float(np.prod(1.0 - self.schedules[client].rates * self.shape.decay))
+            table[used] = words.views(words.master)[0][client, : len(used)]
 
     def _floats(self) -> npt.NDArray[np.float32]:
         """[steps, clients, 4 + batch]: what AdamW needs, and the rows' weights."""
