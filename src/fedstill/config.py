@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
@@ -22,6 +22,8 @@ from fedstill.parties.party import PartySpec, TrainSettings
 from fedstill.plugins import absolute, nearest
 from fedstill.settings import Settings
 from fedstill.units import bytes_of
+
+S = TypeVar("S", bound=Settings)
 
 
 class ClientSpec(Settings):
@@ -56,15 +58,15 @@ class MemorySpec(Settings):
 
 def _kind_of_clients(value: Any) -> str:
     if isinstance(value, list):
-        return "list"
+        return "<list>"
     by_client = isinstance(value, dict) and not isinstance(value.get("name"), str)
-    return "by client" if by_client else "one for all"
+    return "<by client>" if by_client else "<one for all>"
 
 
 Clients = Annotated[
-    Annotated[ModelSpec, Tag("one for all")]
-    | Annotated[list[ModelSpec], Tag("list")]
-    | Annotated[dict[str, ClientSpec], Tag("by client")],
+    Annotated[ModelSpec, Tag("<one for all>")]
+    | Annotated[list[ModelSpec], Tag("<list>")]
+    | Annotated[dict[str, ClientSpec], Tag("<by client>")],
     Discriminator(_kind_of_clients),
 ]
 
@@ -102,8 +104,9 @@ class Experiment(Settings):
     client_tests: Literal["pooled", "own"] = "pooled"
     """Whether clients, in a simulation, measure themselves on all clients' test rows or on their own only."""
     seed: int = Field(0, ge=0)
-    engine: Literal["local", "torchrun"] = "local"
-    """What torchrun started runs over its ranks in any case; `torchrun` refuses to run without them."""
+    engine: Literal["local", "torchrun", "flare"] = "local"
+    """What torchrun started runs over its ranks in any case; `torchrun` refuses to run without them. `flare` is a real
+    federation, which `fedstill federation` runs."""
     workers: int | Literal["auto"] = "auto"
     """Processes that clients are spread over; auto is one a core."""
     threads: int = Field(1, ge=1)
@@ -234,38 +237,48 @@ def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experime
 
 
 def from_source(source: Source) -> Experiment:
-    """The typed experiment; pydantic's complaints become sentences with places."""
+    """The typed experiment."""
+    return read_settings(source, Experiment)
+
+
+def read_settings(source: Source, kind: type[S]) -> S:
+    """What stands in a file, typed; pydantic's complaints become sentences with places."""
     try:
-        return Experiment.model_validate(source.values)
+        return kind.model_validate(source.values)
     except Misplaced as error:
         raise FedstillError(f"{source.place(error.path)}: {error}") from error
     except ValidationError as error:
-        raise FedstillError("\n".join(dict.fromkeys(_sentence(source, item) for item in error.errors()))) from error
+        sentences = (_sentence(source, item, kind) for item in error.errors())
+        raise FedstillError("\n".join(dict.fromkeys(sentences))) from error
 
 
-def _sentence(source: Source, item: Any) -> str:
-    path = list(item["loc"])
-    if path[:1] == ["clients"]:
-        del path[1:2]  # pydantic names the branch of the union there
-    elif path[:1] == ["workers"]:
+def _sentence(source: Source, item: Any, kind: type[Settings]) -> str:
+    path = [part for part in item["loc"] if not str(part).startswith("<")]  # the branches of our own unions
+    if path[:1] == ["workers"]:
         del path[1:]
     dotted = ".".join(str(part) for part in path)
     where = source.place(path)
     if item["type"] == "extra_forbidden":
-        return f"{where}: unknown key {dotted!r}; {nearest(str(path[-1]), _keys_at(path[:-1]))}"
+        return f"{where}: unknown key {dotted!r}; {nearest(str(path[-1]), _keys_at(kind, path[:-1]))}"
     message = item["msg"].removeprefix("Value error, ")
     given = f" (given: {item['input']!r})" if isinstance(item["input"], str | int | float | bool) else ""
     return f"{where}: {dotted}: {message[:1].lower() + message[1:]}{given}." if dotted else f"{where}: {message}."
 
 
-def _keys_at(path: Sequence[str | int]) -> list[str]:
+def _keys_at(kind: type[Settings], path: Sequence[str | int]) -> list[str]:
     """The known keys of the mapping at that path."""
-    model: Any = Experiment
+    model: Any = kind
     for part in path:
         if isinstance(part, int):
             continue
         field = model.model_fields.get(part) if hasattr(model, "model_fields") else None
-        kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
-        nested = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        nested = [] if field is None else _models_in(field.annotation)
         model = nested[0] if nested else ClientSpec
     return list(model.model_fields)
+
+
+def _models_in(kind: Any) -> list[Any]:
+    """The settings among the alternatives of a type."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return [kind]
+    return [model for part in get_args(kind) for model in _models_in(part)]

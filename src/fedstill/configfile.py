@@ -73,6 +73,13 @@ class Source:
         except (OSError, UnicodeDecodeError) as error:
             raise FedstillError(f"{path} cannot be read as UTF-8 text ({error}).") from error
 
+    @classmethod
+    def of(cls, values: dict[str, Any], name: str) -> Source:
+        """Values that stand in no file."""
+        source = cls("", name)
+        source.values = values
+        return source
+
     def override(self, assignments: Sequence[str]) -> None:
         """Apply `dotted.key=value` words; setting a key inside a plain name expands it to {name: ...}."""
         for assignment in assignments:

@@ -23,3 +23,13 @@ def size_text(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
+
+
+def seconds_of(duration: str | float) -> float:
+    """`90s`, `30min` or `2h` as seconds; a number is seconds already."""
+    if isinstance(duration, int | float) and not isinstance(duration, bool):
+        return float(duration)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h)", str(duration).strip())
+    if not match:
+        raise ValueError(f"{duration!r} is not a duration; write for example 90s, 30min or 2h")
+    return float(match[1]) * {"s": 1, "min": 60, "h": 3600}[match[2]]

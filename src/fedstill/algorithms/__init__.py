@@ -14,7 +14,7 @@ from fedstill.algorithms.base import Algorithm
 from fedstill.algorithms.llm import Chat
 from fedstill.algorithms.weightings import Weighting
 from fedstill.errors import FedstillError
-from fedstill.plugins import check_options, nearest, own_class
+from fedstill.plugins import check_options, is_own, nearest, own_class
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ def _find(base: type[T], name: str | None) -> type[T]:
     kind = base.__name__.lower()
     if not isinstance(name, str):
         raise FedstillError(f"the {kind} needs a name; known: {', '.join(known(base))}.")
-    if ":" in name:
+    if is_own(name):
         found = own_class(name)
         if not issubclass(found, base):
             raise FedstillError(f"{name} is not a {base.__name__}: derive your class from fedstill.{base.__name__}.")

@@ -27,7 +27,7 @@ from fedstill.models.images import IMAGE_MODELS
 from fedstill.models.small import SMALL
 from fedstill.models.text_to_text import TextToText, is_text_to_text, keep_layers, label_words
 from fedstill.models.tokenizers import HashedNgrams, HashedTokens, load_tokenizer, read_tokenizer
-from fedstill.plugins import absolute, check_options, nearest, own_class
+from fedstill.plugins import absolute, check_options, is_own, nearest, own_class
 from fedstill.settings import Settings
 
 OURS = "fedstill.json"
@@ -70,7 +70,7 @@ class ModelSpec(Settings):
     @property
     def is_small(self) -> bool:
         """Whether the model is one of ours or the user's own, trained from scratch."""
-        return self.name in OWN or ":" in self.name.replace("[:", "")
+        return self.name in OWN or is_own(self.name)
 
     @property
     def reads(self) -> str:

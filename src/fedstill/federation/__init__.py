@@ -1,0 +1,1 @@
+"""A real federation: organisations, certificates, machines that die."""

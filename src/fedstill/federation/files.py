@@ -1,0 +1,193 @@
+"""The files that people write for a federation: who is in it, what a site has and allows, what the centre has."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+
+from fedstill.config import read_settings
+from fedstill.configfile import Source
+from fedstill.data.corpora import CorpusSpec
+from fedstill.errors import FedstillError
+from fedstill.learning.phases import PhaseSettings
+from fedstill.models import ModelSpec
+from fedstill.parties.party import TrainSettings
+from fedstill.settings import Settings
+from fedstill.units import seconds_of
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
+"""What may name a site or a federation: it becomes part of certificates, folders and addresses of messages."""
+
+RESERVED = {"server", "admin", "all", "client", "centre"}
+
+
+def _kind_of_part(value: Any) -> str:
+    return "<share>" if isinstance(value, int | float) else "<corpus>"
+
+
+Part = Annotated[
+    Annotated[float, Field(ge=0, lt=1), Tag("<share>")] | Annotated[CorpusSpec, Tag("<corpus>")],
+    Discriminator(_kind_of_part),
+]
+"""Rows of a file of their own, or a share of the corpus's."""
+
+Duration = Annotated[float, BeforeValidator(seconds_of), Field(gt=0)]
+"""Seconds, written `90s`, `30min` or `2h`."""
+
+
+def _free_of_reserved(names: list[str]) -> list[str]:
+    for name in names:
+        if not re.match(NAME, name):
+            raise ValueError(f"{name!r} cannot name a site: use letters, digits, - and _, at most 63")
+        if name.lower() in RESERVED:
+            raise ValueError(f"a site cannot be called {name!r}, which means something else already")
+    if len({name.lower() for name in names}) < len(names):
+        raise ValueError("two sites have the same name")
+    return names
+
+
+class FederationFile(Settings):
+    """Who takes part and where they meet: what `fedstill federation init` makes kits from."""
+
+    name: str = Field(pattern=NAME)
+    host: str
+    """The name or address that sites reach the centre by; it stands in the centre's certificate."""
+    port: int = Field(8002, ge=1, le=65535)
+    """The only one that sites connect to, and the only one to open in a firewall."""
+    admin_port: int = Field(8003, ge=1, le=65535)
+    """For this machine's own commands: bound to the loopback interface."""
+    bind: str | None = None
+    """The address that the centre listens on; 0.0.0.0 is every one. Not needed where `host` is this machine itself."""
+    sites: Annotated[list[str], AfterValidator(_free_of_reserved)] = Field(min_length=1)
+    days: int = Field(365, ge=1, le=3650)
+    """How long certificates are good for."""
+
+    @field_validator("bind")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        if value is not None:
+            ipaddress.IPv4Address(value)
+        return value
+
+    @model_validator(mode="after")
+    def _asked(self) -> FederationFile:
+        if self.port == self.admin_port:
+            raise ValueError("port and admin_port must differ: one is for sites, the other for this machine only")
+        if self.bind is None and not self.is_loopback:
+            raise ValueError(
+                f"bind: say which address of this machine the centre listens on for {self.host}; 0.0.0.0 is every one"
+            )
+        return self
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this very machine can reach the host."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def listens_on(self) -> str:
+        """The address that the centre's port is bound to."""
+        if self.bind is not None:
+            return self.bind
+        return "127.0.0.1" if self.host == "localhost" else self.host
+
+
+class Limits(Settings):
+    """What a site does not take part in, whoever asks."""
+
+    parameters: bool = True
+    """Whether parameters of its model may leave; opinions always may."""
+    rounds: int | None = Field(None, ge=1)
+    """Of one experiment, at most."""
+    noise: bool = False
+    """Whether what leaves must have noise added."""
+    experiments: list[Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")]] | None = None
+    """Hashes, or at least the first 8 digits of them; others are refused. `submit` prints an experiment's."""
+
+
+class SiteFile(Settings):
+    """What a site has and what it allows. The file stays at the site, and so does everything that it names."""
+
+    corpus: CorpusSpec
+    """Its private rows."""
+    test: Part = 0.1
+    """A file of its own, or a share of the rows that the site measures itself on."""
+    validation: Part = 0.1
+    public: CorpusSpec | None = None
+    """Its own copy of the public samples; where there is none, the centre sends them."""
+    model: ModelSpec | None = None
+    """Where it is not the one that the experiment gives this site."""
+    train: TrainSettings = TrainSettings()
+    distill: PhaseSettings = PhaseSettings()
+    """What these two do not set is the experiment's."""
+    device: str = "auto"
+    threads: int | None = Field(None, ge=1)
+    label_counts: bool = True
+    """Whether the centre hears how many rows of each label there are."""
+    own: dict[str, str] = Field(default_factory=dict)
+    """Algorithms and models of one's own that are allowed: the class's name -> `file.py:Class`, on this machine."""
+    limits: Limits = Limits()
+
+
+class CentreFile(Settings):
+    """What the centre has: `server.yaml`."""
+
+    test: CorpusSpec
+    """Labelled rows that the server's model is measured on; a `domain:` column gives a score a domain."""
+    public: CorpusSpec | None = None
+    """The public samples; their labels are never read."""
+    labelled: CorpusSpec | None = None
+    """Labelled rows that methods such as FedID learn from; their texts are public."""
+    device: str = "auto"
+    deadline: Duration = 3600.0
+    """How long a site may work on one call."""
+    silence: Duration = 60.0
+    """How long nothing may be heard from it."""
+    failures: int = Field(3, ge=1)
+    """After so many in a row a site is left out, until it answers again."""
+    own: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _has_samples(self) -> CentreFile:
+        if self.labelled is not None and self.public is None:
+            raise ValueError("labelled rows go with public ones: name `public:` too")
+        return self
+
+
+CORPORA = {"corpus", "test", "validation", "public", "labelled"}
+
+F = TypeVar("F", FederationFile, SiteFile, CentreFile)
+
+
+def read_file(path: Path, kind: type[F]) -> F:
+    """One of these files, its relative paths seen from where it lies; what is wrong with it is said with its line."""
+    if not path.is_file():
+        raise FedstillError(f"there is no file {path}.")
+    file, folder = read_settings(Source.read(path), kind), path.resolve().parent
+    whole = to_values(file)
+    for key in CORPORA & set(whole):
+        if isinstance(corpus := whole[key], dict) and corpus.get("path") is not None:
+            places = {
+                part: str(folder / Path(corpus[part]).expanduser()) for part in ("path", "test") if part in corpus
+            }
+            whole[key] = corpus | places
+    whole |= {"own": {name: _whole(place, folder) for name, place in whole["own"].items()}} if "own" in whole else {}
+    return kind.model_validate(whole)
+
+
+def to_values(file: Settings) -> dict[str, Any]:
+    """What a file sets, and only that: what it leaves out is still inherited."""
+    return file.model_dump(mode="json", exclude_unset=True)
+
+
+def _whole(place: str, folder: Path) -> str:
+    return str(folder / place) if ".py:" in place else place
