@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from fedstill import algorithms
@@ -24,7 +24,7 @@ from fedstill.files import FileReference, file_name
 from fedstill.parties.server import Server
 from fedstill.randomness import generator
 from fedstill.wire.ledger import Ledger
-from fedstill.wire.messages import BadMessage, Hello, Message, Sizes, check, decode, encode
+from fedstill.wire.messages import BadMessage, Hello, Message, Sizes, check, check_measured, decode, encode
 from fedstill.wire.replies import Failure, Replies
 
 Tell = Callable[[dict[str, Any]], None]
@@ -58,8 +58,8 @@ class Engine(ABC):
         """Bring the clients' states to disk."""
 
     @abstractmethod
-    def restore_clients(self, files: Mapping[str, FileReference]) -> None:
-        """Let the clients go on from those states."""
+    def restore_clients(self, files: Mapping[str, FileReference], round: int) -> None:
+        """Let the clients go on from those states, which are those after that round."""
 
     @abstractmethod
     def export_clients(self) -> None:
@@ -68,6 +68,11 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of processes and files."""
+
+    def judge(self, answered: Collection[str], failures: Sequence[Failure]) -> None:
+        """Take note of who answered usably and who did not; an engine whose clients come and go does more with it."""
+        for failure in failures:
+            self._note(failure.client, f"no usable reply: {failure.reason}")
 
     # The run
 
@@ -136,14 +141,13 @@ class Engine(ABC):
             except BadMessage as error:
                 failures.append(Failure(name, str(error)))
         self.clock.account(slips)
+        self.judge(messages, failures)
         needed = max(1, math.ceil(self.plan.quorum * len(names) - 1e-9))
         if len(messages) < needed:
             raise FedstillError(
                 f"round {self.round}: {len(messages)} of {len(names)} clients answered, {needed} are needed "
                 f"({_reasons(failures)})"
             )
-        for failure in failures:
-            self._note(failure.client, f"no usable reply to {verb}: {failure.reason}")
         return Replies(messages, self.clients, tuple(failures))
 
     def _pack(self, verb: str, message: Answers, names: Sequence[str]) -> dict[str, bytes]:
@@ -170,8 +174,10 @@ class Engine(ABC):
         if parcel.envelope.get("round") != self.round:
             raise BadMessage(f"a reply for round {parcel.envelope.get('round')} in round {self.round}.")
         check(parcel.message, self.plan.dimensions | {"asked": asked})
+        metrics, notes = parcel.envelope.get("metrics", []), parcel.envelope.get("notes", [])
+        check_measured(metrics, notes)
         self.ledger.count("up", verb, type(parcel.message).__name__, parcel.sizes)
-        self._take(name, parcel.envelope.get("metrics", []), parcel.envelope.get("notes", []))
+        self._take(name, metrics, notes)
         return parcel.message
 
     def _enter(self, round: int) -> None:
@@ -252,7 +258,7 @@ class Engine(ABC):
         self.seconds_before = manifest.seconds
         parties = dict(manifest.parties)
         self.server.set_state(read_state(run, parties.pop(SERVER)))
-        self.restore_clients(parties)
+        self.restore_clients(parties, manifest.round)
         answers: dict[str, Message] = {}
         for name, reference in manifest.answer.items():
             data = reference.read(folder_of(run))

@@ -53,7 +53,7 @@ class SharingEngine(Engine, Generic[Where]):
             files |= {name: FileReference(**reference) for name, reference in json.loads(reply).items()}
         return files
 
-    def restore_clients(self, files: Mapping[str, FileReference]) -> None:
+    def restore_clients(self, files: Mapping[str, FileReference], round: int) -> None:
         own: dict[Where, dict[str, Any]] = {host: {} for host in self.hosts}
         for name, reference in files.items():
             own[self.host_of[name]][name] = asdict(reference)

@@ -17,11 +17,9 @@ from fedstill.errors import FedstillError
 from fedstill.files import file_name, write_whole
 from fedstill.learning.metrics import METRICS
 from fedstill.models import Model, load
+from fedstill.wire.messages import STAGES
 
 Metric = dict[str, Any]
-
-STAGES = ("trained", "distilled", "processed")
-"""In the order in which a round comes to them."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,10 @@ from torch import Tensor
 from fedstill.errors import FedstillError
 
 
+STAGES = ("trained", "distilled", "processed")
+"""What a party measures itself after, in the order in which a round comes to them."""
+
+
 class BadMessage(FedstillError):
     """Something arrived that is not what was agreed."""
 
@@ -235,3 +239,21 @@ def check(message: Message, dimensions: Mapping[str, int]) -> None:
         for part in value.values() if isinstance(value, Mapping) else [value]:
             if isinstance(part, Tensor) and part.is_floating_point() and not bool(torch.isfinite(part).all()):
                 raise BadMessage(f"{where} holds values that are not finite.")
+
+
+def check_measured(metrics: object, notes: object) -> None:
+    """The guard for what comes along with a message: numbers by stage and split, observations, and sentences."""
+    if not isinstance(metrics, list) or not isinstance(notes, list) or not all(isinstance(n, str) for n in notes):
+        raise BadMessage("its measurements or notes are no list of them.")
+    for metric in metrics:
+        if not isinstance(metric, dict) or not isinstance(metric.get("round"), int):
+            raise BadMessage("a measurement without a round.")
+        named = {"party", "observation", "values"} if "observation" in metric else {"party", "stage", "split"}
+        numbers = {key: value for key, value in metric.items() if key not in named}
+        if "observation" in metric:
+            values = metric.get("values")
+            numbers |= values if isinstance(values, dict) else {"values": values}
+        elif metric.get("stage") not in STAGES or not isinstance(metric.get("split"), str):
+            raise BadMessage(f"a measurement of stage {metric.get('stage')!r}, split {metric.get('split')!r}.")
+        if not all(isinstance(value, int | float) for value in numbers.values()):
+            raise BadMessage("a measurement that is no number.")
