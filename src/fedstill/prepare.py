@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,25 +30,49 @@ KNOWN_NEEDS = {"public", "labelled", "label_counts", "parameters", "pooled", "op
 
 def prepare(experiment: Experiment, folder: Path) -> tuple[Experiment, Plan, Corpus]:
     """The experiment with its labels resolved, and everything that an engine needs to run it."""
+    experiment, corpus, parts = divide(experiment)
+    if SERVER in parts.clients:
+        raise FedstillError(
+            f"a domain cannot be called {SERVER!r}, which is the server's name: rename it in the corpus."
+        )
+    clients = experiment.client_specs(parts.clients)
+    algorithm = experiment.make_algorithm()
+    advice = {
+        "public": f"set partition.public above 0 (now {experiment.partition.public:g})",
+        "labelled": "set partition.labelled_public, for example 0.1",
+    }
+    check_needs(algorithm, parts, advice)
+    check_chat(algorithm)
+    return experiment, make_plan(experiment, corpus, parts, folder, clients), corpus
+
+
+def divide(experiment: Experiment) -> tuple[Experiment, Corpus, Partition]:
+    """The experiment with its labels resolved, all rows, and who holds which of them."""
     corpus = corpora.load(experiment.corpus, experiment.labels)
     experiment = experiment.resolved().model_copy(update={"labels": list(corpus.label_names)})
     parts = partition.split(corpus, experiment.partition, experiment.seed)
     if experiment.public is not None:
         corpus, parts = with_public(corpus, parts, experiment.public, experiment.seed)
     parts.check(len(corpus))
-    if SERVER in parts.clients:
-        raise FedstillError(
-            f"a domain cannot be called {SERVER!r}, which is the server's name: rename it in the corpus."
-        )
-    clients = experiment.client_specs(parts.clients)
+    return experiment, corpus, parts
+
+
+def make_plan(
+    experiment: Experiment,
+    corpus: Corpus,
+    parts: Partition,
+    folder: Path,
+    clients: Mapping[str, PartySpec],
+    has_server: bool = True,
+) -> Plan:
+    """The plan of a machine that has these rows and runs these clients, and the server unless told otherwise."""
     server = experiment.server_spec()
-    if corpus.label_tasks is None and any(spec.train.heads == "task" for spec in (server, *clients.values())):
+    parties = {SERVER: server, **clients} if has_server else clients
+    if corpus.label_tasks is None and any(spec.train.heads == "task" for spec in parties.values()):
         raise FedstillError(f"train.heads: {corpus.name} has one task only; leave out `heads: task`.")
-    _check_needs(experiment.make_algorithm(), parts, experiment)
     default = default_tokenizer(experiment)
     fingerprint = corpus.fingerprint()
-    stores = _stores(corpus, {SERVER: server, **clients}, default, fingerprint)
-    plan = Plan(
+    return Plan(
         folder=folder,
         seed=experiment.seed,
         rounds=experiment.rounds,
@@ -69,7 +93,7 @@ def prepare(experiment: Experiment, folder: Path) -> tuple[Experiment, Plan, Cor
         server=server,
         clients=clients,
         default_tokenizer=default,
-        stores=stores,
+        stores=_stores(corpus, parties, default, fingerprint),
         shape=None if corpus.images is None else corpus.images.pixels.shape[1:],
         label_tasks=None if corpus.label_tasks is None else tuple(corpus.label_tasks.tolist()),
         tasks=() if corpus.label_tasks is None else corpus.domain_names,
@@ -77,10 +101,10 @@ def prepare(experiment: Experiment, folder: Path) -> tuple[Experiment, Plan, Cor
         row_labels=_without(parts.public, corpus.labels),
         test_domains=_test_domains(corpus, parts),
         public_fingerprint=public_fingerprint(corpus, parts),
+        test_fingerprint=_test_fingerprint(corpus, parts),
         experiment=experiment.model_dump(mode="json"),
         corpus_fingerprint=fingerprint,
     )
-    return experiment, plan, corpus
 
 
 def default_tokenizer(experiment: Experiment) -> str:
@@ -92,11 +116,24 @@ def default_tokenizer(experiment: Experiment) -> str:
 
 def public_fingerprint(corpus: Corpus, parts: Partition) -> str:
     """sha256 over the raw public texts in order and the labels list: equal when opinions fit together."""
+    rows = np.concatenate([parts.public, parts.labelled])
+    return fingerprint_of((corpus.content(int(row)) for row in rows), corpus.label_names)
+
+
+def _test_fingerprint(corpus: Corpus, parts: Partition) -> str:
+    """The same over the test rows and their labels, in the order of the pooled test: equal where scores compare."""
+    rows = np.concatenate([*parts.test.values(), np.empty(0, np.int64)])
+    names = [name.encode() for name in corpus.label_names]
+    return fingerprint_of(([*corpus.content(int(row)), names[corpus.labels[row]]] for row in rows), corpus.label_names)
+
+
+def fingerprint_of(contents: Iterable[Sequence[bytes]], labels: Sequence[str]) -> str:
+    """sha256 over what rows say, in order, and the labels list."""
     digest = hashlib.sha256()
-    for row in np.concatenate([parts.public, parts.labelled]):
-        for raw in corpus.content(int(row)):
+    for content in contents:
+        for raw in content:
             digest.update(len(raw).to_bytes(8, "little") + raw)
-    digest.update(repr(corpus.label_names).encode())
+    digest.update(repr(tuple(labels)).encode())
     return digest.hexdigest()
 
 
@@ -151,17 +188,18 @@ def _stores(corpus: Corpus, parties: Mapping[str, PartySpec], default: str, fing
     return stores
 
 
-def _check_needs(algorithm: Algorithm, parts: Partition, experiment: Experiment) -> None:
+def check_needs(algorithm: Algorithm, parts: Partition, advice: Mapping[str, str]) -> None:
+    """Refuse a method that lacks rows; the advice says how somebody here gives it `public` or `labelled` ones."""
     name, needs = type(algorithm).__name__, algorithm.requires()
     if "public" in needs and not len(parts.public):
-        raise FedstillError(
-            f"{name} needs public samples: set partition.public above 0 (now {experiment.partition.public:g})."
-        )
+        raise FedstillError(f"{name} needs public samples: {advice['public']}.")
     if unknown := needs - KNOWN_NEEDS:
-        raise FedstillError(f"{name} needs {', '.join(sorted(unknown))}, which the local engine cannot give.")
-    if "openai" in needs and find_spec("openai") is None:
-        raise FedstillError(f'{algorithm.title} talks to a language model: run `pip install "fedstill[llm]"` first.')
+        raise FedstillError(f"{name} needs {', '.join(sorted(unknown))}, which no engine can give.")
     if "labelled" in needs and not len(parts.labelled):
-        raise FedstillError(
-            f"{algorithm.title} needs labelled rows at the server: set partition.labelled_public, for example 0.1."
-        )
+        raise FedstillError(f"{algorithm.title} needs labelled rows at the server: {advice['labelled']}.")
+
+
+def check_chat(algorithm: Algorithm) -> None:
+    """Refuse a method whose server talks to a language model where the server cannot."""
+    if "openai" in algorithm.requires() and find_spec("openai") is None:
+        raise FedstillError(f'{algorithm.title} talks to a language model: run `pip install "fedstill[llm]"` first.')

@@ -83,7 +83,8 @@ class Algorithm:
 
     def hello(self, me: Client, nothing: None) -> Hello:
         """What a client says of itself before the first round."""
-        return Hello(me.size, me.label_counts(), me.kind.architecture, me.public_fingerprint)
+        counts = me.label_counts() if me.tells_label_counts else None
+        return Hello(me.size, counts, me.kind.architecture, me.public_fingerprint)
 
     def turn(self, me: Client, answer: Message | None) -> Message:
         """One client's part of a round: digest the answer of the round before, then speak."""

@@ -68,9 +68,13 @@ class Plan:
     test_domains: Mapping[str, Ints]
     """Test rows by domain, where clients are not domains: the server is measured on each."""
     public_fingerprint: str
+    test_fingerprint: str
+    """Of the pooled test rows and their labels: scores of runs that share it can be compared."""
     experiment: Mapping[str, Any]
     """As it stands in the run folder, to recognise a changed one."""
     corpus_fingerprint: str
+    tells_label_counts: bool = True
+    """Whether the clients here say how many rows of each label they have."""
 
     @property
     def dimensions(self) -> dict[str, int]:
@@ -106,6 +110,7 @@ class Plan:
             partial(self._second_model, name, sample),
             public_fingerprint=self.public_fingerprint,
             sample=sample,
+            tells_label_counts=self.tells_label_counts,
         )
 
     def make_server(self, tell: Callable[[dict[str, Any]], None]) -> Server:
@@ -123,7 +128,7 @@ class Plan:
             if name == "global_test":
                 splits |= {split: numbers + start for split, numbers in inside.items()}
             rows.append(more)
-        private = np.concatenate(list(self.partition.train.values()))
+        private, _ = _join(self.partition.train)
 
         def make_model() -> Model:
             model = self._model(SERVER, spec)

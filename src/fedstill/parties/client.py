@@ -18,6 +18,7 @@ class Client(Party):
     public_fingerprint: str = ""
     sample: Model | None = None
     """A model like its own without the numbers: saying hello takes no more."""
+    tells_label_counts: bool = True
 
     @property
     def kind(self) -> Model:

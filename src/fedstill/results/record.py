@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -114,7 +113,7 @@ def write_summary(record: Record, plan: Plan, algorithm: Algorithm, crossed: dic
         "notes": [f"{note} ({times}x)" if times > 1 else note for note, times in Counter(record.notes).items()],
         "bytes": crossed,
         "seconds": round(seconds, 2),
-        "test_fingerprint": _test_fingerprint(plan),
+        "test_fingerprint": plan.test_fingerprint,
     }
     write_whole(record.folder / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
 
@@ -155,10 +154,3 @@ def _best_on_validation(measured: list[Metric], metric: str) -> dict[str, Any] |
         "test": test.get(best),
         "note": "simulation only",
     }
-
-
-def _test_fingerprint(plan: Plan) -> str:
-    digest = hashlib.sha256(plan.corpus_fingerprint.encode())
-    for name in sorted(plan.partition.test):
-        digest.update(plan.partition.test[name].tobytes())
-    return digest.hexdigest()

@@ -1,0 +1,283 @@
+"""From the files of a site or of the centre to a plan: what one machine has of a federation."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedstill.algorithms.base import Algorithm
+from fedstill.config import ClientSpec, Experiment
+from fedstill.data import corpora, partition
+from fedstill.data.corpora import CorpusSpec
+from fedstill.data.corpora.images import IMAGES
+from fedstill.data.corpus import Corpus, Ints
+from fedstill.data.partition import Partition, PartitionSpec
+from fedstill.engines.plan import Plan
+from fedstill.errors import FedstillError
+from fedstill.federation.files import CentreFile, SiteFile
+from fedstill.federation.job import Job
+from fedstill.parties.party import PartySpec
+from fedstill.prepare import check_chat, check_needs, fingerprint_of, make_plan
+
+ADVICE = {"public": "name `public:` in server.yaml", "labelled": "name `labelled:` in server.yaml"}
+
+CENTRE = "centre"
+"""What the centre's test rows are called where they have no domains."""
+
+
+@dataclass(frozen=True)
+class PublicSet:
+    """Texts that everybody sees: the samples first, then those that the centre has labels for."""
+
+    texts: list[str]
+    pairs: list[str] | None
+    samples: int
+    """How many of them have no labels anywhere."""
+
+    def fingerprint(self, labels: Sequence[str]) -> str:
+        """Equal for the same texts in the same order and the same labels, simulated or not."""
+        columns = [column for column in (self.texts, self.pairs) if column is not None]
+        return fingerprint_of(([text.encode() for text in row] for row in zip(*columns, strict=True)), labels)
+
+    def pack(self) -> bytes:
+        """As it travels: compressed JSON."""
+        body = {"texts": self.texts, "pairs": self.pairs, "samples": self.samples}
+        return zlib.compress(json.dumps(body, ensure_ascii=False).encode())
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> PublicSet:
+        """What arrived, if it is such a set."""
+        try:
+            public = cls(**json.loads(zlib.decompress(raw)))
+            public._check()
+        except (zlib.error, ValueError, TypeError, RecursionError) as error:
+            raise FedstillError(f"these are no public samples of fedstill's ({error}).") from error
+        return public
+
+    def _check(self) -> None:
+        columns = [self.texts] if self.pairs is None else [self.texts, self.pairs]
+        if not all(isinstance(column, list) and len(column) == len(self.texts) for column in columns):
+            raise TypeError("texts and pairs do not match")
+        for column in columns:
+            for text in column:
+                str.encode(text)  # TypeError unless it is text, ValueError where it holds half a character
+        if type(self.samples) is not int or not 0 <= self.samples <= len(self.texts):
+            raise TypeError(f"{self.samples!r} samples of {len(self.texts)} texts")
+
+    def _as_corpus(self) -> Corpus:
+        return Corpus("the public set", self.texts, np.full(len(self.texts), -1), (), self.pairs)
+
+
+def read_public(centre: CentreFile) -> PublicSet:
+    """The public texts at the centre; none where its file names none."""
+    specs = [spec for spec in (centre.public, centre.labelled) if spec is not None]
+    pieces = [_public_texts(spec) for spec in specs]
+    if not pieces:
+        return PublicSet([], None, 0)
+    joined, _ = _joined((), {spec.path or str(spec.name): piece for spec, piece in zip(specs, pieces, strict=True)})
+    return PublicSet(joined.texts, joined.pairs, len(pieces[0]))
+
+
+def site_public(site: SiteFile, samples: int) -> PublicSet | None:
+    """The site's own copy of the public set, of which the job says how many are samples; None where it has no copy."""
+    if site.public is None:
+        return None
+    texts = _public_texts(site.public)
+    if len(texts) < samples:
+        raise FedstillError(f"public: {texts.name} has {len(texts)} texts, and the job has {samples} public samples.")
+    return PublicSet(texts.texts, texts.pairs, samples)
+
+
+def centre_plan(job: Job, centre: CentreFile, folder: Path) -> tuple[Plan, PublicSet]:
+    """What the centre runs: the server, and the sites by name; and the public set that sites without a copy get."""
+    experiment, algorithm = _federated(job, centre.device)
+    assert experiment.labels is not None
+    public = read_public(centre)
+    _check_public(job, public, experiment.labels, "server.yaml")
+    test, labelled = _measured_on(centre.test, experiment.labels), _labelled(centre, public, experiment.labels)
+    samples = _picked(public._as_corpus(), np.arange(public.samples))
+    corpus, rows = _joined(experiment.labels, {"test": test, "public": samples, "labelled": labelled})
+    nothing = {site: np.empty(0, np.int64) for site in job.sites}
+    parts = Partition(
+        train=nothing,
+        validation=nothing,
+        test=_by_domain(test, rows["test"]),
+        public=rows["public"],
+        labelled=rows["labelled"],
+        global_test={},
+        unused=np.empty(0, np.int64),
+    )
+    parts.check(len(corpus))
+    check_needs(algorithm, parts, ADVICE)
+    check_chat(algorithm)
+    # A site that the experiment does not name brings its own model: nobody here knows more of it.
+    clients = dict.fromkeys(job.sites, experiment.server_spec()) | _specs(experiment, job.sites)
+    return make_plan(experiment, corpus, parts, folder, clients), public
+
+
+def site_plan(job: Job, name: str, site: SiteFile, public: PublicSet, folder: Path) -> Plan:
+    """What a site runs: itself."""
+    if name not in job.sites:
+        raise FedstillError(f"{name} is none of the job's sites ({', '.join(job.sites)}).")
+    experiment, algorithm = _federated(job, site.device, site.threads)
+    assert experiment.labels is not None
+    _check_public(job, public, experiment.labels, name)
+    spec = _site_spec(experiment, job.sites, name, site)
+    own = _load(site.corpus, experiment.labels)
+    apart = {
+        role: _measured_on(part, experiment.labels)
+        for role, part in (("test", site.test), ("validation", site.validation))
+        if isinstance(part, CorpusSpec)
+    }
+    corpus, rows = _joined(experiment.labels, {"corpus": own, **apart, "public": public._as_corpus()})
+    rows = _drawn(own, site, experiment.seed) | rows
+    parts = Partition(
+        train={name: rows["train"]},
+        validation={name: rows["validation"]},
+        test={name: rows["test"]},
+        public=rows["public"][: public.samples],
+        labelled=rows["public"][public.samples :],
+        global_test={},
+        unused=rows["unused"],
+    )
+    parts.check(len(corpus))
+    check_needs(algorithm, parts, ADVICE)
+    plan = make_plan(experiment, corpus, parts, folder, {name: spec}, has_server=False)
+    return replace(plan, tells_label_counts=site.label_counts)
+
+
+def refuse_other_kinds(spec: CorpusSpec) -> None:
+    """Images and corpora of several tasks are for simulations."""
+    if spec.is_of_tasks or spec.name in IMAGES:
+        raise FedstillError(f"{spec.name}: a federation reads texts of one task.")
+
+
+def _federated(job: Job, device: str, threads: int | None = None) -> tuple[Experiment, Algorithm]:
+    """The job's experiment as one machine runs it, and its algorithm, if a federation can run that."""
+    experiment = job.settled()
+    algorithm = experiment.make_algorithm()
+    if "pooled" in algorithm.requires():
+        raise FedstillError(
+            f"{type(algorithm).__name__} needs all rows in one place, which is what a federation avoids."
+        )
+    own = {"engine": "flare", "client_tests": "own", "workers": 1, "device": device}
+    return experiment.model_copy(update={**own, "threads": threads or experiment.threads}), algorithm
+
+
+def _specs(experiment: Experiment, sites: Sequence[str]) -> dict[str, PartySpec]:
+    """Of every site that the experiment says something of."""
+    told = experiment.clients if isinstance(experiment.clients, dict) else sites
+    return experiment.client_specs([site for site in sites if site in told])
+
+
+def _site_spec(experiment: Experiment, sites: Sequence[str], name: str, site: SiteFile) -> PartySpec:
+    """What the experiment gives the site, with what its own file sets on top."""
+    spec = _specs(experiment, sites).get(name)
+    if spec is None and site.model is None:
+        raise FedstillError(f"the experiment says nothing of {name}: set `model:` in site.yaml.")
+    if site.model is not None:
+        site.model.check()
+    general = spec or experiment.server_spec()
+    own = ClientSpec(model=site.model or general.model, train=site.train, distill=site.distill)
+    changes = {"clients": {name: own}, "train": general.train, "distill": general.distill}
+    return experiment.model_copy(update=changes).client_specs([name])[name]
+
+
+def _load(spec: CorpusSpec, labels: Sequence[str]) -> Corpus:
+    refuse_other_kinds(spec)
+    return corpora.load(spec, labels)
+
+
+def _public_texts(spec: CorpusSpec) -> Corpus:
+    refuse_other_kinds(spec)
+    return corpora.load_public(spec)
+
+
+def _measured_on(spec: CorpusSpec, labels: Sequence[str]) -> Corpus:
+    """Rows for measuring: all of a corpus, or its test rows where it has such."""
+    corpus = _load(spec, labels)
+    return corpus if corpus.held_out is None else _picked(corpus, np.flatnonzero(corpus.held_out))
+
+
+def _labelled(centre: CentreFile, public: PublicSet, labels: Sequence[str]) -> Corpus:
+    """The labelled ones among the public rows, with their labels."""
+    if centre.labelled is None:
+        return PublicSet([], None, 0)._as_corpus()
+    corpus = _load(centre.labelled, labels)
+    if corpus.held_out is not None:
+        corpus = _picked(corpus, np.flatnonzero(~corpus.held_out))
+    if corpus.texts != public.texts[public.samples :]:
+        raise FedstillError(f"labelled: {corpus.name} changed while it was read, or some of its rows have no label.")
+    return corpus
+
+
+def _picked(corpus: Corpus, rows: Ints) -> Corpus:
+    """Those rows of it: what they say, their labels and domains."""
+    return replace(
+        corpus,
+        texts=[corpus.texts[row] for row in rows],
+        pairs=None if corpus.pairs is None else [corpus.pairs[row] for row in rows],
+        labels=corpus.labels[rows],
+        domains=None if corpus.domains is None else corpus.domains[rows],
+        groups=None,
+        held_out=None,
+    )
+
+
+def _joined(labels: Sequence[str], pieces: Mapping[str, Corpus]) -> tuple[Corpus, dict[str, Ints]]:
+    """One corpus of all rows in order, and the numbers that each piece's have in it."""
+    filled = {name: piece for name, piece in pieces.items() if len(piece)}
+    if len({piece.pairs is None for piece in filled.values()}) > 1:
+        kinds = ", ".join(f"{name}: {'single texts' if p.pairs is None else 'pairs'}" for name, p in filled.items())
+        raise FedstillError(f"single texts and pairs of texts do not go together ({kinds}): mend `text:` of one.")
+    first = next(iter(pieces.values()))
+    ends = np.cumsum([len(piece) for piece in pieces.values()])
+    corpus = Corpus(
+        name=first.name,
+        texts=[text for piece in pieces.values() for text in piece.texts],
+        labels=np.concatenate([piece.labels for piece in pieces.values()]),
+        label_names=tuple(labels),
+        pairs=[pair for piece in filled.values() for pair in piece.pairs or ()] if first.pairs is not None else None,
+        metrics=first.metrics,
+    )
+    return corpus, {
+        name: np.arange(end - len(piece), end) for (name, piece), end in zip(pieces.items(), ends, strict=True)
+    }
+
+
+def _drawn(corpus: Corpus, site: SiteFile, seed: int) -> dict[str, Ints]:
+    """A site's rows by what they are for, where no file of its own says so; rows of a group stay together."""
+    shares = {
+        role: 0.0 if isinstance(part, CorpusSpec) else part
+        for role, part in (("test", site.test), ("validation", site.validation))
+    }
+    if sum(shares.values()) >= 1:
+        raise FedstillError("test + validation must stay below 1, or nothing is left to train on.")
+    if corpus.held_out is not None and isinstance(site.test, CorpusSpec):
+        raise FedstillError("corpus.test and test both name test rows: leave one of them out.")
+    spec = PartitionSpec(kind="iid", clients=1, public=0, test=shares["test"], validation=shares["validation"])
+    parts = partition.split(corpus, spec, seed)
+    (only,) = parts.clients
+    by_role = {"train": parts.train, "validation": parts.validation, "test": parts.test}
+    return {role: rows[only] for role, rows in by_role.items()} | {"unused": parts.unused}
+
+
+def _by_domain(test: Corpus, rows: Ints) -> dict[str, Ints]:
+    if test.domains is None:
+        return {CENTRE: rows}
+    split = {name: rows[test.domains == number] for number, name in enumerate(test.domain_names)}
+    return {name: own for name, own in split.items() if len(own)}
+
+
+def _check_public(job: Job, public: PublicSet, labels: Sequence[str], where: str) -> None:
+    sizes = (public.samples, len(public.texts) - public.samples)
+    if sizes != (job.samples, job.labelled) or public.fingerprint(labels) != job.public:
+        raise FedstillError(
+            f"{where}: the public samples here ({sizes[0]}, and {sizes[1]} labelled at the centre) are not those of "
+            f"the job ({job.samples} and {job.labelled}), or stand in another order: opinions would not fit together."
+        )

@@ -1,0 +1,136 @@
+"""The files of a federation out of a simulated experiment: every client a site, with the rows that it would have."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedstill.config import Experiment
+from fedstill.configfile import dump
+from fedstill.data.corpus import Corpus, Ints
+from fedstill.data.partition import Partition
+from fedstill.errors import FedstillError
+from fedstill.federation.data import refuse_other_kinds
+from fedstill.federation.files import _free_of_reserved
+from fedstill.federation.job import _anonymous
+from fedstill.files import write_whole
+from fedstill.parties.party import PartySpec
+from fedstill.plugins import absolute, is_own
+from fedstill.prepare import divide
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What was written."""
+
+    experiment: Experiment
+    """Resolved, with its labels."""
+    sites: dict[str, Path]
+    """Every site's `site.yaml`."""
+    server: Path
+    """The centre's `server.yaml`."""
+
+
+def write_files(experiment: Experiment, out: Path) -> Simulated:
+    """Divide the experiment's corpus as a simulation would, and write what every site and the centre has of it."""
+    refuse_other_kinds(experiment.corpus)
+    if experiment.partition.global_test:
+        raise FedstillError("partition.global_test: the centre of a federation has one test; leave it out.")
+    experiment, corpus, parts = divide(experiment)
+    try:
+        _free_of_reserved(list(parts.clients))
+    except ValueError as error:
+        raise FedstillError(f"clients of this experiment cannot be sites: {error}.") from error
+    if not sum(map(len, parts.test.values())):
+        raise FedstillError("the centre of a federation needs test rows: set partition.test above 0.")
+    specs, own = experiment.client_specs(parts.clients), _own_classes(experiment)
+    sites = {
+        name: _write_site(out / "sites" / name, name, experiment, specs[name], corpus, parts, own)
+        for name in parts.clients
+    }
+    return Simulated(experiment, sites, _write_centre(out / "centre", experiment, corpus, parts, own))
+
+
+def _write_site(
+    folder: Path,
+    name: str,
+    experiment: Experiment,
+    spec: PartySpec,
+    corpus: Corpus,
+    parts: Partition,
+    own: dict[str, str],
+) -> Path:
+    by_client = isinstance(experiment.clients, dict)
+    learning = {"train": spec.train, "distill": spec.distill} if by_client else {}
+    values = {
+        "corpus": _write_rows(folder / "train.jsonl", corpus, parts.train[name]),
+        "test": _write_rows(folder / "test.jsonl", corpus, parts.test[name]) or 0,
+        "validation": _write_rows(folder / "validation.jsonl", corpus, parts.validation[name]) or 0,
+        "model": _anonymous(spec.model.model_dump(mode="json", exclude_unset=True)),
+        **{key: part.model_dump(mode="json", exclude_unset=True) for key, part in learning.items()},
+        "device": experiment.device,
+    }
+    return _write_yaml(folder / "site.yaml", values | ({"own": own} if own else {}))
+
+
+def _write_centre(folder: Path, experiment: Experiment, corpus: Corpus, parts: Partition, own: dict[str, str]) -> Path:
+    pooled = np.concatenate(list(parts.test.values()))
+    holders = [name for name, rows in parts.test.items() for _ in rows]
+    values = {
+        "test": _write_rows(folder / "test.jsonl", corpus, pooled, holders),
+        "public": _write_rows(folder / "public.jsonl", corpus, parts.public, is_labelled=False),
+        "labelled": _write_rows(folder / "labelled.jsonl", corpus, parts.labelled),
+        "device": experiment.device,
+        "own": own,
+    }
+    return _write_yaml(folder / "server.yaml", {key: value for key, value in values.items() if value})
+
+
+def _write_yaml(path: Path, values: dict[str, Any]) -> Path:
+    write_whole(path, dump(values).encode())
+    return path
+
+
+def _write_rows(
+    path: Path, corpus: Corpus, rows: Ints, domains: list[str] | None = None, is_labelled: bool = True
+) -> dict[str, Any]:
+    """Write the rows in order, a JSON object a line, and say how to read them; nothing where there are none."""
+    if not len(rows):
+        path.unlink(missing_ok=True)
+        return {}
+    columns: dict[str, list[str]] = {"text": [corpus.texts[row] for row in rows]}
+    if corpus.pairs is not None:
+        columns["pair"] = [corpus.pairs[row] for row in rows]
+    if is_labelled:
+        columns["label"] = [corpus.label_names[corpus.labels[row]] for row in rows]
+    if domains is not None:
+        columns["domain"] = domains
+    records = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+    write_whole(path, "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records).encode())
+    text = {} if corpus.pairs is None else {"text": ["text", "pair"]}
+    return {"path": path.name, **text, **({} if domains is None else {"domain": "domain"})}
+
+
+def _own_classes(experiment: Experiment) -> dict[str, str]:
+    """Every class of a user's own that the experiment names, and where it lies: every machine must allow them all."""
+    whole = experiment.model_dump(mode="json")
+    found: dict[str, str] = {}
+    for place in map(absolute, _own_names([whole["algorithm"], whole["clients"], whole["server"]])):
+        name = place.rpartition(":")[2]
+        if found.setdefault(name, place) != place:
+            raise FedstillError(f"{found[name]} and {place} have the same name: call one of the classes otherwise.")
+    return found
+
+
+def _own_names(value: Any) -> Iterator[str]:
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _own_names(part)
+    elif isinstance(value, str) and is_own(value) and re.fullmatch(r"[^:\n]+:[A-Za-z_]\w*", value):
+        yield value
