@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from fedstill.files import write_whole
 from fedstill.prepare import changed_keys, prepare
 from fedstill.results.record import Record, write_summary
 
+MakeEngine = Callable[[Plan, Journal, Tell], Engine]
+
 
 def run(
     experiment: Experiment,
@@ -36,6 +38,11 @@ def run(
 ) -> Record:
     """Run an experiment into a folder (`runs/<name>/seed-<n>` unless given) and return its record."""
     folder = Path(out) if out is not None else Path("runs") / experiment.name / f"seed-{experiment.seed}"
+    if experiment.engine == "flare":
+        raise FedstillError(
+            "engine: flare is a federation of organisations: `fedstill federation submit` runs it, and `fedstill "
+            "federation rehearse` tries it on one machine. With engine=local it is simulated; the numbers are the same."
+        )
     if experiment.engine == "torchrun" and ranks.current is None:
         raise FedstillError(
             "engine: torchrun needs ranks: start it as `torchrun --nproc-per-node 2 -m fedstill run ...`. With "
@@ -48,7 +55,7 @@ def run(
         write_whole(folder / "partition.safetensors", save(plan.partition.to_arrays()))
         write_whole(folder / "experiment.yaml", experiment.to_yaml().encode())  # last: from here on there is a run
         tell({"plan": plan, "corpus": corpus, **_ranks(plan)})
-        return _conduct(plan, folder, tell, after=None)
+        return conduct(plan, folder, tell, after=None)
 
 
 def resume(folder: str | Path, tell: Tell = lambda event: None) -> Record:
@@ -60,6 +67,8 @@ def resume(folder: str | Path, tell: Tell = lambda event: None) -> Record:
         raise FedstillError(f"{folder} is finished; look at it with: fedstill compare {folder}")
     tell({"preparing": str(folder)})
     experiment = load_experiment(folder / "experiment.yaml")
+    if experiment.engine == "flare":
+        raise FedstillError(f"{folder} is a federation's: `fedstill federation submit` goes on with it at the centre.")
     if experiment.engine == "torchrun" and ranks.current is None:
         raise FedstillError(
             f"{folder} was begun with `engine: torchrun`: go on with `torchrun --nproc-per-node 2 -m fedstill run "
@@ -72,10 +81,10 @@ def resume(folder: str | Path, tell: Tell = lambda event: None) -> Record:
     for sentence in passed:
         tell({"note": sentence})
     if manifest is not None:
-        _refuse_changes(folder, manifest, plan)
+        refuse_changes(folder, manifest, plan)
     with _explaining(folder):
         tell({"plan": plan, "corpus": corpus, "after": manifest.round if manifest else 0, **_ranks(plan)})
-        return _conduct(plan, folder, tell, after=manifest)
+        return conduct(plan, folder, tell, after=manifest)
 
 
 def begin_or_finish(
@@ -108,11 +117,15 @@ def follow(place: Place) -> None:
     torchrun.follow(place, plan_of)
 
 
-def _conduct(plan: Plan, folder: Path, tell: Tell, after: Manifest | None) -> Record:
+def conduct(plan: Plan, folder: Path, tell: Tell, after: Manifest | None, make: MakeEngine | None = None) -> Record:
+    """All rounds of a plan, or those after a checkpoint, into a record."""
     journal = Journal(folder)
     try:
         journal.cut(after.offsets if after is not None else {})
-        engine, stopping = _engine(plan, journal, tell), nullcontext() if ranks.current else stopping_on_sigterm()
+        engine, stopping = (
+            (make or _engine)(plan, journal, tell),
+            nullcontext() if ranks.current else stopping_on_sigterm(),
+        )
         try:
             with stopping:
                 engine.conduct(after)
@@ -167,7 +180,8 @@ def _make_room(folder: Path, force: bool, experiment: Experiment) -> None:
         raise FedstillError(f"{folder} is not empty and holds no run; choose another folder with --out.")
 
 
-def _refuse_changes(folder: Path, manifest: Manifest, plan: Plan) -> None:
+def refuse_changes(folder: Path, manifest: Manifest, plan: Plan) -> None:
+    """Refuse to go on with another experiment or corpus than the checkpoint's."""
     changed = changed_keys(_what_counts(manifest.experiment), _what_counts(dict(plan.experiment)))
     if changed:
         raise FedstillError(

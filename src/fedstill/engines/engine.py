@@ -185,15 +185,19 @@ class Engine(ABC):
         self.server.enter(round)
 
     def _greet(self) -> None:
-        """Every client says what it has; a public set or an architecture that differs where it must not is noticed."""
-        self.clients = self.call("hello", clients=list(self.plan.clients)).messages
-        for name, hello in self.clients.items():
+        """Every client says what it has."""
+        self.meet(self.call("hello", clients=list(self.plan.clients)).messages)
+
+    def meet(self, clients: Mapping[str, Hello]) -> None:
+        """Take them in; a public set or an architecture that differs where it must not is noticed."""
+        for name, hello in clients.items():
             if hello.public_fingerprint != self.plan.public_fingerprint:
                 raise FedstillError(
                     f"{name} holds another public set than the server: opinions would not fit together."
                 )
         if "parameters" in self.algorithm.requires():
-            same_architecture(self.algorithm, self.server, {n: hello.architecture for n, hello in self.clients.items()})
+            same_architecture(self.algorithm, self.server, {n: hello.architecture for n, hello in clients.items()})
+        self.clients = clients
 
     def _draw(self) -> None:
         """This round's active clients, from a generator that depends on seed and round only."""

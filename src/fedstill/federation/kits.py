@@ -41,7 +41,8 @@ CLASSES = [
 DENIED = ("byoc", "shell_commands", "server-predeployed-flwr", "clone_job", "manage_job", "operate", "view")
 """Kinds of rights that FLARE knows; single ones are given back below."""
 AT_CENTRE = ("submit_job", "list_jobs", "get_job_meta", "check_status", "abort_job", "delete_job", "shutdown")
-AT_SITE = ("check_status",)
+AT_SITE = ("submit_job", "check_status")
+"""A site is asked for `submit_job` too, when a job is brought to it."""
 
 CONFIG = {"centre": "fed_server.json", "site": "fed_client.json", "admin": "fed_admin.json"}
 PAIR = {"centre": "server", "site": "client", "admin": "client"}

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from fedstill.errors import FedstillError
 
-
 STAGES = ("trained", "distilled", "processed")
 """What a party measures itself after, in the order in which a round comes to them."""
 

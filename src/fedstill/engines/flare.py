@@ -1,0 +1,175 @@
+"""The flare engine: NVIDIA FLARE carries the bytes between the centre and the sites. The only file that imports it.
+
+What is carried, checked and computed lies in `fedstill.federation`, which knows nothing of FLARE. A job names `Centre`
+and `Site` below; FLARE makes one of them on each machine and lets the first call the others over mutual TLS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nvflare.collab.api.exceptions import CollabCallError, RunAborted
+from nvflare.collab.api.facade import Facade as collab
+from nvflare.fuel.f3.mpm import MainProcessMonitor
+from nvflare.fuel.flare_api.flare_api import new_secure_session
+from nvflare.private.fed.app.server import server_train
+from nvflare.private.fed.server import fed_server
+
+from fedstill.errors import FedstillError
+from fedstill.federation import centre, site
+from fedstill.federation.centre import Unreachable
+from fedstill.federation.files import CentreFile, SiteFile
+from fedstill.federation.job import Job
+from fedstill.federation.requests import frame
+from fedstill.federation.status import Status
+
+SERVER = "server"
+"""What FLARE calls the centre's half."""
+
+
+class Centre:
+    """The centre's half of a job."""
+
+    def __init__(self, job: str) -> None:
+        self.job = job
+
+    @collab.main  # type: ignore[untyped-decorator]
+    def conduct(self) -> None:
+        """All rounds, or those that are left."""
+        kit = Path(collab.workspace.get_root_dir())
+        proxies = {proxy.name: proxy for proxy in collab.clients}
+
+        def ask(name: str, request: bytes, timeout_s: float) -> bytes:
+            if name not in proxies:
+                raise Unreachable("it was not connected when the job began")
+            try:
+                return proxies[name](timeout=timeout_s).answer(request)  # type: ignore[no-any-return]
+            except RunAborted:
+                raise
+            except CollabCallError as error:
+                raise Unreachable(str(error.cause)) from error
+
+        job = Job.from_json(self.job)
+        file = CentreFile.model_validate_json((kit / "local" / "server.json").read_text())
+        with Status(kit / "runs" / job.id, job) as tell:
+            centre.conduct(job, file, kit / "runs", ask, tell)
+
+
+class Site:
+    """A site's half of a job. Nothing that goes wrong here may end the job for the others."""
+
+    def __init__(self, job: str) -> None:
+        self.job = job
+        self.site: site.Site | None = None
+        self.reason = ""
+
+    @collab.init  # type: ignore[untyped-decorator]
+    def open(self) -> None:
+        """Read what this site has and allows."""
+        try:
+            kit = Path(collab.workspace.get_root_dir())
+            file = SiteFile.model_validate_json((kit / "local" / "site.json").read_text())
+            self.site = site.Site(collab.site_name, Job.from_json(self.job), file, kit / "runs")
+        except Exception as error:  # its words may name private things
+            self.reason = f"it could not begin ({type(error).__name__})."
+            raise_quietly(error)
+
+    @collab.publish  # type: ignore[untyped-decorator]
+    def answer(self, request: bytes) -> bytes:
+        """What the centre is told; other sites are not."""
+        if collab.caller != SERVER:
+            return frame({"state": "failed", "reason": "only the centre is answered."})
+        if self.site is None:
+            return frame({"state": "failed", "reason": self.reason})
+        return self.site.answer(request)
+
+    @collab.final  # type: ignore[untyped-decorator]
+    def close(self) -> None:
+        """The job is over."""
+        if self.site is not None:
+            self.site.close()
+
+
+def raise_quietly(error: Exception) -> None:
+    """Into this process's own output, which stays on the machine."""
+    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+
+
+class Admin:
+    """The operator's connection to the centre's server."""
+
+    def __init__(self, kit: Path, user: str, timeout_s: float = 10.0) -> None:
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                self.session = new_secure_session(user, str(kit), timeout=timeout_s)
+        except Exception as error:  # FLARE has many, and none of them is ours
+            raise FedstillError(f"the federation's server does not answer ({error}): is `serve` running?") from error
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.session.close()
+
+    def connected(self) -> dict[str, float]:
+        """The sites that are connected, and when each was last heard of."""
+        with _in_words():
+            return {info.name: float(info.last_connect_time) for info in self.session.get_system_info().client_info}
+
+    def submit(self, folder: Path) -> str:
+        """Hand in a job; its number."""
+        with _in_words():
+            return str(self.session.submit_job(str(folder)))
+
+    def job(self, number: str) -> dict[str, Any]:
+        """What FLARE knows of it."""
+        with _in_words():
+            return dict(self.session.get_job_meta(number))
+
+    def abort(self, number: str) -> None:
+        """End it now."""
+        with _in_words():
+            self.session.abort_job(number)
+
+    def shut_down(self) -> None:
+        """End the server; sites keep trying to reach it."""
+        with _in_words():
+            self.session.shutdown(SERVER, wait=False)
+
+
+@contextlib.contextmanager
+def _in_words() -> Iterator[None]:
+    """FLARE's errors as ours; what it prints on the way is not for the user."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    except Exception as error:
+        raise FedstillError(f"the federation's server says: {error}") from error
+
+
+def serve() -> None:
+    """FLARE's server, in this process; listens where it was told to and nowhere else.
+
+    FLARE itself knows two ways, loopback or every address: the address that it was given is put in its place.
+    """
+    kit = Path(sys.argv[sys.argv.index("-m") + 1])
+    bind = json.loads((kit / "local" / "fedstill.json").read_text())["bind"]
+    plain = fed_server.Cell
+
+    def bound(*args: Any, root_url: Any = None, **others: Any) -> Any:
+        urls = [url.replace("://0:", f"://{bind}:") for url in root_url] if isinstance(root_url, list) else root_url
+        return plain(*args, root_url=urls, **others)
+
+    fed_server.Cell = bound
+    arguments = server_train.parse_arguments()
+    sys.exit(MainProcessMonitor.run(main_func=server_train.main, run_dir=arguments.workspace, args=arguments))
+
+
+if __name__ == "__main__":
+    serve()

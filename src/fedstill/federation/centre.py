@@ -1,0 +1,267 @@
+"""The centre's engine: clients on other machines, asked in small steps, given up at a deadline, taken back when they
+answer again."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedstill import plugins, runner
+from fedstill.algorithms.base import Answers
+from fedstill.configfile import dump
+from fedstill.engines import checkpoint
+from fedstill.engines.engine import Engine, Tell
+from fedstill.engines.journal import Journal
+from fedstill.engines.plan import Plan
+from fedstill.engines.seconds import Slip
+from fedstill.errors import FedstillError
+from fedstill.federation.data import PublicSet, centre_plan
+from fedstill.federation.files import CentreFile
+from fedstill.federation.job import Job
+from fedstill.federation.requests import WAIT_S, frame, transfer_s, unframe
+from fedstill.files import FileReference, write_whole
+from fedstill.results.record import Record
+from fedstill.wire.messages import BadMessage, Hello, Message, Sizes
+from fedstill.wire.replies import Failure
+
+END = "end-after-this-round"
+"""A file with which the operator's commands ask a job to end at the next round boundary."""
+PING_S = 5.0
+"""How long a site that was left out may take to show that it is back."""
+PAUSE_S = 0.5
+"""Between two tries to reach a site."""
+
+Ask = Callable[[str, bytes, float], bytes]
+"""Bring a request to a site and come back with what it says, within so many seconds; raises Unreachable."""
+
+
+class Unreachable(Exception):
+    """Nothing was heard from a site this time."""
+
+
+class RoundsEnd(Exception):
+    """The operator wants the job to end here; it goes on from the last finished round when it is submitted again."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a site said to a request."""
+
+    header: Mapping[str, Any]
+    payload: bytes
+
+
+class RemoteEngine(Engine):
+    """Every client is a site of its own, which keeps its own state."""
+
+    def __init__(self, plan: Plan, public: PublicSet, file: CentreFile, ask: Ask, journal: Journal, tell: Tell) -> None:
+        torch.set_num_threads(plan.threads)
+        super().__init__(plan, journal, tell)
+        self.public, self.file, self.ask = public, file, ask
+        self.numbers = itertools.count(1)
+        self.failed: Counter[str] = Counter()
+        """Failures in a row."""
+        self.left_out: set[str] = set()
+        self.behind: dict[str, int] = {}
+        """Sites that have yet to go back to the state after that round."""
+        self.noting = threading.Lock()
+        self.threads = ThreadPoolExecutor(len(plan.clients), thread_name_prefix="site")
+
+    def deliver(self, parcels: Mapping[str, bytes]) -> Mapping[str, bytes | Failure]:
+        said = self._ask_all({name: ({"what": "call", "round": self.round}, raw) for name, raw in parcels.items()})
+        return {name: reply if isinstance(reply, Failure) else reply.payload for name, reply in said.items()}
+
+    def save_clients(self) -> Mapping[str, FileReference]:
+        """Sites keep their state to themselves; one that cannot goes on, and would have to go back further."""
+        self._order({"what": "save", "round": self.round}, "its state was not saved")
+        return {}
+
+    def restore_clients(self, files: Mapping[str, FileReference], round: int) -> None:
+        self.behind = dict.fromkeys(self.clients, round)
+        self._order({"what": "ping"}, "it is not back where the run goes on")
+
+    def export_clients(self) -> None:
+        self._order({"what": "export"}, "its model was not written")
+
+    def close(self) -> None:
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+    def judge(self, answered: Collection[str], failures: Sequence[Failure]) -> None:
+        super().judge(answered, failures)
+        for name in answered:
+            self.failed[name] = 0
+        for name in (failure.client for failure in failures):
+            self.failed[name] += 1
+            if self.failed[name] >= self.file.failures and name not in self.left_out:
+                self.left_out.add(name)
+                self._note(name, f"left out after {self.failed[name]} failures, until it answers again.")
+
+    def _greet(self) -> None:
+        """Open the sites before everybody says hello."""
+        said = self._ask_all({name: ({"what": "open"}, b"") for name in self.plan.clients})
+        failures = [reply for reply in said.values() if isinstance(reply, Failure)]
+        self.judge((), failures)
+        self.left_out |= {failure.client for failure in failures}
+        super()._greet()
+
+    def _draw(self) -> None:
+        """Whoever was not there in the beginning may be there now."""
+        absent = [name for name in self.plan.clients if name not in self.clients]
+        for name, reply in self.deliver(self._pack("hello", None, absent)).items() if absent else ():
+            if not isinstance(reply, Failure):
+                try:
+                    hello = self._open("hello", name, Slip.take_off(reply)[0], -1)
+                    assert isinstance(hello, Hello)
+                    self.meet({**self.clients, name: hello})
+                except FedstillError as error:
+                    self._note(name, str(error))
+        super()._draw()
+
+    def _open(self, verb: str, name: str, raw: bytes, asked: int) -> Message:
+        message = super()._open(verb, name, raw, asked)
+        if isinstance(message, Hello) and message.public_fingerprint != self.plan.public_fingerprint:
+            raise BadMessage("it holds other public samples: opinions would not fit together.")
+        return message
+
+    def _save(self, answer: Answers) -> None:
+        super()._save(answer)
+        if (wish := self.plan.folder / END).exists():
+            wish.unlink()
+            if self.round < self.rounds:
+                raise RoundsEnd(f"ended after round {self.round}, as asked.")
+
+    def _note(self, party: str, note: str) -> None:
+        with self.noting:
+            super()._note(party, note)
+
+    def _order(self, header: Mapping[str, Any], otherwise: str) -> None:
+        """Something that every site does for itself; who cannot is only noted."""
+        there = [name for name in self.clients if name not in self.left_out]
+        said = self._ask_all(dict.fromkeys(there, (header, b"")))
+        for name, reply in said.items():
+            if isinstance(reply, Failure):
+                self._note(name, f"{otherwise}: {reply.reason}")
+
+    # One site
+
+    def _ask_all(self, requests: Mapping[str, tuple[Mapping[str, Any], bytes]]) -> dict[str, Said | Failure]:
+        """All at once, each in its own time; whatever happens to one does not touch the others."""
+        begun = {
+            name: self.threads.submit(self._converse, name, header, payload)
+            for name, (header, payload) in requests.items()
+        }
+        return {name: future.result() for name, future in begun.items()}
+
+    def _converse(self, site: str, header: Mapping[str, Any], payload: bytes) -> Said | Failure:
+        if header["what"] == "open":
+            return self._open_site(site, None)
+        if site in self.left_out:
+            back = self._open_site(site, PING_S)
+            if isinstance(back, Failure):
+                return Failure(site, f"left out; {back.reason}")
+            self.left_out.discard(site)
+            self.failed[site] = 0
+            self._note(site, "answers again and is taken back.")
+        if site in self.behind:
+            restored = self._request(site, {"what": "restore", "round": self.behind[site]}, b"")
+            if isinstance(restored, Failure):
+                return restored
+            self._went_back(site, restored.header.get("round"))
+        if header["what"] == "ping":
+            return Said({}, b"")
+        reply = self._request(site, header, payload)
+        state = "failed" if isinstance(reply, Failure) else "answered"
+        self.tell({"site": site, "state": state, "reason": getattr(reply, "reason", "")})
+        return reply
+
+    def _open_site(self, site: str, within_s: float | None) -> Said | Failure:
+        """Let the site look at the experiment, and send it the public samples if it lacks them."""
+        said = self._request(site, {"what": "open"}, b"", within_s, within_s)
+        if isinstance(said, Failure) or not said.header.get("wants_public"):
+            return said
+        packed = self.public.pack()
+        with self.noting:
+            self.ledger.count("down", "public", "PublicSet", Sizes(0, 0, len(packed)))
+        return self._request(site, {"what": "public"}, packed)
+
+    def _went_back(self, site: str, round: object) -> None:
+        wanted = self.behind.pop(site)
+        if round != wanted:
+            self._note(site, f"goes on from its state after round {round}, the run from that after round {wanted}.")
+
+    def _request(
+        self,
+        site: str,
+        header: Mapping[str, Any],
+        payload: bytes,
+        deadline: float | None = None,
+        silence: float | None = None,
+    ) -> Said | Failure:
+        """Begin it at the site and ask how it stands until it is done, or until the deadline or the silence is over."""
+        deadline_s, silence_s = deadline or self.file.deadline, silence or self.file.silence
+        number = next(self.numbers)
+        first = frame({**header, "number": number}, payload)
+        poll = {"what": "poll", "number": number}
+        begun = heard = time.monotonic()
+        on_its_way_s, next_one, why = transfer_s(len(payload)), first, "no answer"
+        self.tell({"site": site, "state": "asked", "what": header["what"]})
+        while True:
+            now = time.monotonic()
+            if now - begun > deadline_s:
+                return Failure(site, f"not done within the deadline of {deadline_s:g} s.")
+            left = min(begun + deadline_s, heard + silence_s + on_its_way_s) - now
+            if left <= 0:
+                return Failure(site, f"silent for {silence_s:g} s ({why}).")
+            try:
+                said, data = unframe(self.ask(site, next_one, min(left, WAIT_S + silence_s / 3 + on_its_way_s)))
+            except Unreachable as error:
+                why = str(error)
+                time.sleep(min(PAUSE_S, left))
+                continue
+            except BadMessage as error:
+                return Failure(site, str(error))
+            heard, on_its_way_s, next_one = time.monotonic(), 0.0, frame(poll)
+            state = said.get("state")
+            if state == "done":
+                return Said(said, data)
+            if state == "ready" and isinstance(said.get("bytes"), int):
+                on_its_way_s, next_one = transfer_s(said["bytes"]), frame({**poll, "takes_large": True})
+            elif state == "working":
+                self.tell({"site": site, "state": "working", "progress": said.get("progress", {})})
+            elif state == "failed":
+                return Failure(site, str(said.get("reason", "no reason given"))[:500])
+            else:
+                return Failure(site, "it was restarted, and knows nothing of the call.")
+
+
+def conduct(job: Job, file: CentreFile, runs: Path, ask: Ask, tell: Tell) -> Record:
+    """Run a job into its folder, or go on with it from the last finished round."""
+    folder = (runs / job.id).resolve()
+    if Record(folder).is_finished:
+        return Record(folder)
+    plugins.allow_only(file.own)
+    plan, public = centre_plan(job, file, folder)
+    if public.fingerprint(plan.labels) != job.public:
+        raise FedstillError("the centre's public samples are not those that the job was made with: submit it again.")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "experiment.yaml", dump(dict(plan.experiment)).encode())
+    manifest, passed = checkpoint.latest(folder)
+    for sentence in passed:
+        tell({"note": sentence})
+    if manifest is not None:
+        runner.refuse_changes(folder, manifest, plan)
+    tell({"begins": job.id, "rounds": plan.rounds, "after": manifest.round if manifest else 0})
+
+    def engine(plan: Plan, journal: Journal, tell: Tell) -> Engine:
+        return RemoteEngine(plan, public, file, ask, journal, tell)
+
+    return runner.conduct(plan, folder, tell, manifest, engine)

@@ -1,0 +1,221 @@
+"""The light half of a site: it says what is allowed, keeps a worker alive, and never makes the centre wait."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedstill import __version__, algorithms, plugins
+from fedstill.errors import FedstillError
+from fedstill.federation.data import PublicSet, site_public
+from fedstill.federation.files import SiteFile, to_values
+from fedstill.federation.job import Job
+from fedstill.federation.requests import LARGE, WAIT_S, Refusal, frame, unframe
+from fedstill.federation.worker import Died, Errand, Failed, Worker
+from fedstill.files import write_whole
+from fedstill.wire.messages import BadMessage, Parameters
+
+DEATHS = 2
+"""How often a worker may die over one request before that is a failure."""
+
+
+class Task:
+    """A request being worked on."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.done = threading.Event()
+        self.is_superseded = False
+        self.header: dict[str, Any] = {"state": "working"}
+        self.payload = b""
+
+    def reply(self, takes_large: bool) -> bytes:
+        """How it stands; a large result is announced before it is handed out."""
+        if len(self.payload) > LARGE and not takes_large:
+            return frame({"state": "ready", "bytes": len(self.payload)})
+        return frame(self.header, self.payload)
+
+
+class Site:
+    """Answers the centre. Any thread may call; requests are worked on one after the other."""
+
+    def __init__(self, name: str, job: Job, file: SiteFile, folder: Path) -> None:
+        self.name, self.job, self.file = name, job, file
+        self.folder = folder / job.id
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.public = self.folder / "public.bin"
+        self.worker: Worker | None = None
+        self.boundary = 0
+        """The round after which the state on disk is."""
+        self.since: list[tuple[int, bytes]] = []
+        """The calls since then: a worker that died is brought back by hearing them again."""
+        self.is_open = False
+        self.task = Task(0)
+        self.lock, self.working = threading.Lock(), threading.Lock()
+
+    def answer(self, raw: object) -> bytes:
+        """Begin what a request asks for, or say how the one of its number stands; waits a moment for the result."""
+        try:
+            header, payload = unframe(raw)
+            number, what = int(header["number"]), str(header["what"])
+        except (BadMessage, KeyError, TypeError, ValueError) as error:
+            return frame({"state": "failed", "reason": f"the request is unreadable ({error})."})
+        with self.lock:
+            if what != "poll" and number > self.task.number:
+                self._begin(number, header, payload)
+            task = self.task
+        if task.number != number:
+            return frame({"state": "unknown"})
+        task.done.wait(WAIT_S)
+        return task.reply(bool(header.get("takes_large")))
+
+    def close(self) -> None:
+        """Let go of the worker."""
+        with self.lock:
+            self.task.is_superseded = True
+            if self.worker is not None:
+                self.worker.process.kill()
+
+    def _begin(self, number: int, header: dict[str, Any], payload: bytes) -> None:
+        """A new request: the centre has given up on the one before, if that is still being worked on."""
+        before, self.task = self.task, Task(number)
+        before.is_superseded = True
+        if not before.done.is_set() and self.worker is not None:
+            self.worker.process.kill()
+        threading.Thread(target=self._work, args=(self.task, header, payload), daemon=True).start()
+
+    def _work(self, task: Task, header: dict[str, Any], payload: bytes) -> None:
+        with self.working:
+            try:
+                verbs: dict[str, Callable[[Task, dict[str, Any], bytes], tuple[dict[str, Any], bytes]]] = {
+                    "open": self._open,
+                    "public": self._take_public,
+                    "call": self._call,
+                    "save": self._save,
+                    "restore": self._restore,
+                    "export": lambda task, header, payload: ({}, self._ask(task, {"what": "export"})),
+                }
+                if header["what"] not in ("open", "public") and not self.is_open:
+                    raise Refusal("it has not opened for this experiment.")
+                more, task.payload = verbs[header["what"]](task, header, payload)
+                task.header = {"state": "done", **more}
+            except (Failed, Refusal) as error:
+                task.header = {"state": "failed", "reason": str(error)}
+            except Exception as error:  # whatever it is, the centre hears of it, and not what it says
+                self._log(f"{type(error).__name__}: {error}")
+                task.header = {"state": "failed", "reason": f"{type(error).__name__}; the site's own log says more."}
+            finally:
+                task.done.set()
+
+    # What may be asked for
+
+    def _open(self, task: Task, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+        """Check what the experiment would do, and whether the public samples are here already."""
+        self.is_open = False
+        refuse_unwanted(self.job, self.file, self.name)
+        own = site_public(self.file, self.job.samples)
+        if own is not None:
+            self._keep_public(own)
+        wants = not self.public.exists() or not self._is_agreed(PublicSet.unpack(self.public.read_bytes()))
+        self.is_open = True
+        return {"wants_public": wants}, b""
+
+    def _take_public(self, task: Task, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+        self._keep_public(PublicSet.unpack(payload))
+        return {}, b""
+
+    def _keep_public(self, public: PublicSet) -> None:
+        if not self._is_agreed(public):
+            raise Refusal(
+                "its public samples are not the experiment's: opinions on them would not fit together. Compare the "
+                "files row by row."
+            )
+        write_whole(self.public, public.pack())
+
+    def _is_agreed(self, public: PublicSet) -> bool:
+        labels: list[str] = self.job.experiment["labels"]
+        return public.fingerprint(labels) == self.job.public
+
+    def _call(self, task: Task, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+        round = int(header["round"])
+        try:
+            reply = self._ask(task, {"what": "call"}, payload)
+        except BaseException:
+            # Who fails in a round was not there in it.
+            self.since = [(number, raw) for number, raw in self.since if number != round]
+            raise
+        self.since.append((round, payload))
+        return {}, reply
+
+    def _save(self, task: Task, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+        self._ask(task, {"what": "save", "round": header["round"]})
+        self.boundary, self.since = int(header["round"]), []
+        return {}, b""
+
+    def _restore(self, task: Task, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+        self.boundary, self.since = int(header["round"]), []
+        return {"round": json.loads(self._ask(task, {"what": "restore", "round": self.boundary}))}, b""
+
+    # The worker
+
+    def _ask(self, task: Task, header: dict[str, Any], payload: bytes = b"") -> bytes:
+        """The worker's answer; one that dies is started again and brought to where it was."""
+
+        def tell(progress: dict[str, Any]) -> None:
+            task.header = {"state": "working", "progress": progress}
+
+        deaths: list[str] = []
+        while True:
+            try:
+                return self._living(tell).ask(header, payload, tell)
+            except Died as death:
+                self.worker = None
+                if task.is_superseded:
+                    raise Failed("it took too long and was given up.") from death
+                deaths.append(str(death))
+                self._log(f"the worker died over {header['what']} ({death}).")
+                if len(deaths) > DEATHS:
+                    raise Failed(f"its worker died {len(deaths)} times over one request ({deaths[-1]}).") from death
+
+    def _living(self, tell: Callable[[dict[str, Any]], None]) -> Worker:
+        if self.worker is None or not self.worker.is_alive:
+            errand = Errand(
+                self.name, self.job.to_json(), to_values(self.file), str(self.folder.resolve()), str(self.public)
+            )
+            self.worker = Worker(errand, self.folder / "worker.log")
+            if self.boundary:
+                self.worker.ask({"what": "restore", "round": self.boundary}, b"", tell)
+            for _, raw in self.since:
+                self.worker.ask({"what": "call"}, raw, tell)
+        return self.worker
+
+    def _log(self, line: str) -> None:
+        with (self.folder / "site.log").open("a", encoding="utf-8") as out:
+            out.write(line + "\n")
+
+
+def refuse_unwanted(job: Job, file: SiteFile, name: str) -> None:
+    """Refuse what the site's file does not allow, in a sentence that may leave."""
+    limits = file.limits
+    if job.version != __version__:
+        raise Refusal(f"it runs fedstill {__version__}, and the centre {job.version}: install the same.")
+    if name not in job.sites:
+        raise Refusal("it is not among the experiment's sites.")
+    if limits.experiments is not None and not any(job.hash.startswith(known) for known in limits.experiments):
+        raise Refusal(f"it has not accepted this experiment, whose hash is {job.hash[:16]}.")
+    plugins.allow_only(file.own)
+    try:
+        experiment = job.settled()
+        algorithm = algorithms.make(experiment.algorithm)
+    except FedstillError as error:  # the job's words, not the site's
+        raise Refusal(f"it cannot run the experiment: {error}") from error
+    if limits.rounds is not None and experiment.rounds > limits.rounds:
+        raise Refusal(f"it takes part in {limits.rounds} rounds at most, and the experiment has {experiment.rounds}.")
+    sends_parameters = any(issubclass(kind, Parameters) for kind in algorithm.messages)
+    if not limits.parameters and (sends_parameters or "parameters" in algorithm.requires()):
+        raise Refusal(f"its limits forbid that parameters leave, and {algorithm.title} sends them.")
+    if limits.noise:
+        raise Refusal("it requires noise on what leaves, and this fedstill cannot add any yet.")

@@ -1,0 +1,97 @@
+"""What a job is doing, in a small file beside its record: the centre's process writes it, `status` reads it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fedstill.federation.job import Job
+from fedstill.files import write_whole
+
+EVERY_S = 0.5
+NOTES = 20
+
+
+class Status:
+    """Hears events from any thread and keeps the file up to date; what ends the job is its last word."""
+
+    def __init__(self, folder: Path, job: Job) -> None:
+        self.path = folder / "status.json"
+        self.lock = threading.Lock()
+        self.written = 0.0
+        self.state: dict[str, Any] = {
+            "name": job.experiment["name"],
+            "hash": job.hash,
+            "state": "preparing",
+            "round": 0,
+            "rounds": job.experiment["rounds"],
+            "bytes": 0,
+            "server": {},
+            "sites": {name: {"state": "waiting"} for name in job.sites},
+            "notes": [],
+        }
+
+    def __enter__(self) -> Status:
+        self._write(at_once=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self.lock:
+            self.state["state"] = "finished" if error is None else "ended"
+            self.state["reason"] = "" if error is None else str(error) or type(error).__name__
+            self._write(at_once=True)
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        with self.lock:
+            self._take(event)
+            self._write(at_once="begins" in event or "round" in event or "note" in event)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        state = self.state
+        if "begins" in event:
+            state |= {"state": "running", "round": event["after"], "rounds": event["rounds"]}
+        elif "site" in event:
+            self._site(state["sites"].setdefault(event["site"], {}), event)
+        elif "metric" in event:
+            metric = event["metric"]
+            if metric.get("split") == "test" or metric.get("split") == f"test/{metric['party']}":
+                score = {key: metric[key] for key in ("round", "stage", "f1") if key in metric}
+                place = (
+                    state["server"] if metric["party"] == "server" else state["sites"].setdefault(metric["party"], {})
+                )
+                place["score"] = score
+        elif "note" in event:
+            state["notes"] = [*state["notes"], event["note"]][-NOTES:]
+        elif "bytes" in event:
+            state |= {"round": event["round"], "bytes": sum(event["bytes"].values())}
+
+    def _site(self, place: dict[str, Any], event: dict[str, Any]) -> None:
+        now = time.time()
+        if event["state"] == "asked":
+            place |= {"state": "asked", "what": event["what"], "since": now, "heard": now, "progress": {}}
+        elif event["state"] == "working":
+            progress = event["progress"] if isinstance(event["progress"], dict) else {}
+            place |= {"state": "working", "heard": now, "progress": progress}
+        else:
+            place |= {"state": event["state"], "took": now - place.get("since", now), "reason": event["reason"]}
+
+    def _write(self, at_once: bool) -> None:
+        if at_once or time.monotonic() - self.written > EVERY_S:
+            self.written = time.monotonic()
+            self.state["updated"] = time.time()
+            write_whole(self.path, json.dumps(self.state).encode())
+
+
+def late(sites: dict[str, Any], now: float) -> list[str]:
+    """Who is at work for more than twice as long as those who have answered took."""
+    took = [place["took"] for place in sites.values() if place["state"] == "answered"]
+    usual = statistics.median(took) if took else float("inf")
+    waiting = {name: now - place["since"] for name, place in sites.items() if place["state"] in ("asked", "working")}
+    return [name for name, seconds in waiting.items() if seconds > max(2 * usual, 5.0)]
