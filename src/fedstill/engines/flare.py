@@ -23,7 +23,7 @@ from nvflare.private.fed.server import fed_server
 
 from fedstill.errors import FedstillError
 from fedstill.federation import centre, site
-from fedstill.federation.centre import Unreachable
+from fedstill.federation.centre import Ended, Unreachable
 from fedstill.federation.files import CentreFile, SiteFile
 from fedstill.federation.job import Job
 from fedstill.federation.requests import frame
@@ -57,7 +57,7 @@ class Centre:
 
         job = Job.from_json(self.job)
         file = CentreFile.model_validate_json((kit / "local" / "server.json").read_text())
-        with Status(kit / "runs" / job.id, job) as tell:
+        with contextlib.suppress(Ended), Status(kit / "runs" / job.id, job) as tell:
             centre.conduct(job, file, kit / "runs", ask, tell)
 
 

@@ -48,8 +48,8 @@ class Unreachable(Exception):
     """Nothing was heard from a site this time."""
 
 
-class RoundsEnd(Exception):
-    """The operator wants the job to end here; it goes on from the last finished round when it is submitted again."""
+class Ended(Exception):
+    """The operator, or a site that is back, wants the job to end after this round; submitted again it goes on."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,10 @@ class RemoteEngine(Engine):
     def _save(self, answer: Answers) -> None:
         super()._save(answer)
         if (wish := self.plan.folder / END).exists():
+            why = wish.read_text()
             wish.unlink()
             if self.round < self.rounds:
-                raise RoundsEnd(f"ended after round {self.round}, as asked.")
+                raise Ended(why)
 
     def _note(self, party: str, note: str) -> None:
         with self.noting:

@@ -39,7 +39,7 @@ Duration = Annotated[float, BeforeValidator(seconds_of), Field(gt=0)]
 """Seconds, written `90s`, `30min` or `2h`."""
 
 
-def _free_of_reserved(names: list[str]) -> list[str]:
+def check_names(names: list[str]) -> list[str]:
     for name in names:
         if not re.match(NAME, name):
             raise ValueError(f"{name!r} cannot name a site: use letters, digits, - and _, at most 63")
@@ -62,7 +62,7 @@ class FederationFile(Settings):
     """For this machine's own commands: bound to the loopback interface."""
     bind: str | None = None
     """The address that the centre listens on; 0.0.0.0 is every one. Not needed where `host` is this machine itself."""
-    sites: Annotated[list[str], AfterValidator(_free_of_reserved)] = Field(min_length=1)
+    sites: Annotated[list[str], AfterValidator(check_names)] = Field(min_length=1)
     days: int = Field(365, ge=1, le=3650)
     """How long certificates are good for."""
 

@@ -43,7 +43,7 @@ class Job:
                 "labels: a federation needs the ordered list of labels in the experiment, because nobody sees all rows."
             )
         whole = experiment.resolved().model_dump(mode="json")
-        kept = {key: _anonymous(value) for key, value in whole.items() if key not in LOCAL}
+        kept = {key: anonymous(value) for key, value in whole.items() if key not in LOCAL}
         return cls(kept, public, samples, labelled, tuple(sorted(sites)), version)
 
     @cached_property
@@ -82,13 +82,13 @@ class Job:
         return from_source(Source.of(self.experiment, "the job"))
 
 
-def _anonymous(value: Any) -> Any:
+def anonymous(value: Any) -> Any:
     """`file.py:Class` and `package.module:Class` as `own:Class`: where it lies is each machine's own affair."""
     if isinstance(value, list):
-        return [_anonymous(part) for part in value]
+        return [anonymous(part) for part in value]
     if not isinstance(value, dict):
         return value
-    inside = {key: _anonymous(part) for key, part in value.items()}
+    inside = {key: anonymous(part) for key, part in value.items()}
     if isinstance(name := inside.get("name"), str) and is_own(name):
         inside["name"] = f"own:{name.rpartition(':')[2]}"
     return inside

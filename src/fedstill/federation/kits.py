@@ -20,9 +20,10 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 from fedstill.errors import FedstillError
-from fedstill.federation.files import FederationFile, read_file, to_values
+from fedstill.federation.files import FederationFile, read_file
 
 Kind = Literal["site", "centre", "admin"]
 
@@ -40,7 +41,7 @@ CLASSES = [
 
 DENIED = ("byoc", "shell_commands", "server-predeployed-flwr", "clone_job", "manage_job", "operate", "view")
 """Kinds of rights that FLARE knows; single ones are given back below."""
-AT_CENTRE = ("submit_job", "list_jobs", "get_job_meta", "check_status", "abort_job", "delete_job", "shutdown")
+AT_CENTRE = ("submit_job", "list_jobs", "get_job_meta", "check_status", "abort_job", "delete_job")
 AT_SITE = ("submit_job", "check_status")
 """A site is asked for `submit_job` too, when a job is brought to it."""
 
@@ -48,6 +49,10 @@ CONFIG = {"centre": "fed_server.json", "site": "fed_client.json", "admin": "fed_
 PAIR = {"centre": "server", "site": "client", "admin": "client"}
 WHOSE = {"centre": "the centre's", "site": "a site's", "admin": "the centre's admin's"}
 POLICIES = ("resources.json", "authorization.json")
+"""Without the second, FLARE allows everything."""
+
+HAND_OUT = "ask the centre for the kit again"
+RENEW = "`--renew` makes everybody's kit anew, and all of them have to be handed out again"
 
 
 @dataclass(frozen=True)
@@ -65,24 +70,26 @@ class Kits:
 
 def init(file: FederationFile, folder: Path, renew: bool = False) -> Kits:
     """Makes the kits that are missing, or with `renew` everybody's certificates anew; other files in kits stay."""
-    state = folder / "state" / "cert.json"
-    is_old = (folder / "federation.yaml").is_file()
-    if is_old and not renew:
-        _refuse_changes(read_file(folder / "federation.yaml", FederationFile), file, folder)
+    if ":" in file.host:
+        raise FedstillError(f"host: FLARE does not know addresses such as {file.host}: give a name or an IPv4 address.")
+    state = None
+    if (folder / "federation.yaml").is_file() and not renew:
+        state = _state_to_go_on_from(file, folder)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".making-", dir=folder) as scratch:
-        made = _provision(file, Path(scratch), state if is_old and not renew else None)
+        made = _provision(file, Path(scratch), state)
         certificates = json.loads((made / "state" / "cert.json").read_text())
         _last_as_long_as_root(certificates)
-        kits = made / "kits"
+        kits = Path(scratch) / "kits"
         _assemble(file, made / "prod_00", kits, certificates)
-        removed = _removed(file, certificates, folder)
-        _write_json(kits / "centre" / "disabled_clients.json", {"disabled_clients": removed})
+        _write_json(kits / "centre" / "disabled_clients.json", {"disabled_clients": _removed(file, certificates)})
         _write_json(kits / "state" / "cert.json", certificates)
+        settle(kits / "centre", folder / "centre")
         _move_files(kits, folder)
-        settle(folder / "centre")
-        (kits / "federation.yaml").write_text(yaml.safe_dump(to_values(file), sort_keys=False))
-        _move_files(kits, folder)
+        whole = Path(scratch) / "whole"
+        whole.mkdir()
+        (whole / "federation.yaml").write_text(yaml.safe_dump(file.model_dump(exclude_none=True), sort_keys=False))
+        _move_files(whole, folder)
     return kits_in(folder)
 
 
@@ -98,11 +105,11 @@ def kits_in(folder: Path) -> Kits:
     return Kits(centre, admin, sites, good_until, tuple(removed))
 
 
-def settle(centre: Path) -> None:
-    """Writes the centre's paths as they are now: FLARE wants whole ones, and a folder can be moved."""
+def settle(centre: Path, home: Path | None = None) -> None:
+    """Writes the centre's paths as they are, or will be: FLARE wants whole ones, and a folder can be moved."""
     path = centre / "local" / "resources.json"
     resources = json.loads(path.read_text())
-    here = centre.resolve()
+    here = (home or centre).resolve()
     resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(here / "snapshots")
     for component in resources["components"]:
         if component["id"] == "job_manager":
@@ -139,9 +146,6 @@ def check_kit(kit: Path, kind: Kind) -> str:
     if os.name == "posix" and key_path.stat().st_mode & 0o077:
         raise FedstillError(f"{key_path} can be read by others on this machine: run `chmod 600 {key_path}`.")
     return _common_name(certificate)
-
-
-HAND_OUT = "ask the centre for the kit again"
 
 
 def _check_dates(kit: Path, *certificates: x509.Certificate) -> None:
@@ -185,30 +189,34 @@ def _certificate(path: Path) -> x509.Certificate:
         raise FedstillError(f"{path} is not a certificate; {HAND_OUT}.") from None
 
 
-def _private_key(path: Path) -> RSAPrivateKey:
+def _private_key(path: Path) -> PrivateKeyTypes:
     try:
-        key = serialization.load_pem_private_key(path.read_bytes(), None)
+        return serialization.load_pem_private_key(path.read_bytes(), None)
     except (ValueError, TypeError):
         raise FedstillError(f"{path} is not a private key; {HAND_OUT}.") from None
-    assert isinstance(key, RSAPrivateKey)
-    return key
 
 
 def _common_name(certificate: x509.Certificate) -> str:
     return str(certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value)
 
 
-def _refuse_changes(old: FederationFile, new: FederationFile, folder: Path) -> None:
+def _state_to_go_on_from(file: FederationFile, folder: Path) -> Path:
+    """What an earlier `init` has left, if the new file fits it."""
+    old = read_file(folder / "federation.yaml", FederationFile)
     for key in ("name", "host", "port", "admin_port", "bind", "days"):
-        was, now = getattr(old, key), getattr(new, key)
+        was, now = getattr(old, key), getattr(file, key)
         if was != now:
-            raise FedstillError(
-                f"{key} is {was} in the kits in {folder} and {now} in the file: `--renew` makes everybody's kit anew, "
-                "and all of them have to be handed out again."
-            )
+            raise FedstillError(f"{key} is {was} in the kits in {folder} and {now} in the file: {RENEW}.")
+    until = expiry(folder / "centre")
+    if until < datetime.now(UTC):
+        raise FedstillError(f"the certificates in {folder} were good until {until:%Y-%m-%d %H:%M} UTC: {RENEW}.")
+    state = folder / "state" / "cert.json"
+    if not state.is_file():
+        raise FedstillError(f"{state} is missing, and without it no kit can be added: {RENEW}.")
+    return state
 
 
-def _removed(file: FederationFile, certificates: dict[str, Any], folder: Path) -> list[str]:
+def _removed(file: FederationFile, certificates: dict[str, Any]) -> list[str]:
     known = {name for name, pair in certificates.items() if isinstance(pair, dict)}
     return sorted(known - {SERVER, ADMIN, *file.sites})
 
@@ -234,13 +242,13 @@ def _project(file: FederationFile) -> dict[str, Any]:
     server = {
         "name": SERVER,
         "type": "server",
-        "org": "centre",
+        "org": organisation(SERVER),
         "fed_learn_port": file.port,
         "admin_port": file.admin_port,
         "default_host": file.host,
         "host_names": ["localhost", "127.0.0.1"],
     }
-    admin = {"name": ADMIN, "type": "admin", "org": "centre", "role": "project_admin"}
+    admin = {"name": ADMIN, "type": "admin", "org": organisation(SERVER), "role": "project_admin"}
     sites = [{"name": site, "type": "client", "org": organisation(site)} for site in file.sites]
     static = {"config_folder": "config", "scheme": "grpc", "require_signed_jobs": True}
     builders: list[tuple[str, dict[str, Any]]] = [

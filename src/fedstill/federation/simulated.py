@@ -17,8 +17,8 @@ from fedstill.data.corpus import Corpus, Ints
 from fedstill.data.partition import Partition
 from fedstill.errors import FedstillError
 from fedstill.federation.data import refuse_other_kinds
-from fedstill.federation.files import _free_of_reserved
-from fedstill.federation.job import _anonymous
+from fedstill.federation.files import check_names
+from fedstill.federation.job import anonymous
 from fedstill.files import write_whole
 from fedstill.parties.party import PartySpec
 from fedstill.plugins import absolute, is_own
@@ -44,7 +44,7 @@ def write_files(experiment: Experiment, out: Path) -> Simulated:
         raise FedstillError("partition.global_test: the centre of a federation has one test; leave it out.")
     experiment, corpus, parts = divide(experiment)
     try:
-        _free_of_reserved(list(parts.clients))
+        check_names(list(parts.clients))
     except ValueError as error:
         raise FedstillError(f"clients of this experiment cannot be sites: {error}.") from error
     if not sum(map(len, parts.test.values())):
@@ -72,7 +72,7 @@ def _write_site(
         "corpus": _write_rows(folder / "train.jsonl", corpus, parts.train[name]),
         "test": _write_rows(folder / "test.jsonl", corpus, parts.test[name]) or 0,
         "validation": _write_rows(folder / "validation.jsonl", corpus, parts.validation[name]) or 0,
-        "model": _anonymous(spec.model.model_dump(mode="json", exclude_unset=True)),
+        "model": anonymous(spec.model.model_dump(mode="json", exclude_unset=True)),
         **{key: part.model_dump(mode="json", exclude_unset=True) for key, part in learning.items()},
         "device": experiment.device,
     }

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from fedstill.federation.centre import Ended
 from fedstill.federation.job import Job
 from fedstill.files import write_whole
 
@@ -34,6 +35,7 @@ class Status:
             "server": {},
             "sites": {name: {"state": "waiting"} for name in job.sites},
             "notes": [],
+            "forgotten": 0,
         }
 
     def __enter__(self) -> Status:
@@ -44,7 +46,7 @@ class Status:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self.lock:
-            self.state["state"] = "finished" if error is None else "ended"
+            self.state["state"] = "finished" if error is None else "stopped" if isinstance(error, Ended) else "failed"
             self.state["reason"] = "" if error is None else str(error) or type(error).__name__
             self._write(at_once=True)
 
@@ -68,7 +70,9 @@ class Status:
                 )
                 place["score"] = score
         elif "note" in event:
-            state["notes"] = [*state["notes"], event["note"]][-NOTES:]
+            notes = [*state["notes"], event["note"]]
+            state["forgotten"] += max(0, len(notes) - NOTES)
+            state["notes"] = notes[-NOTES:]
         elif "bytes" in event:
             state |= {"round": event["round"], "bytes": sum(event["bytes"].values())}
 

@@ -1,0 +1,181 @@
+"""FLARE's processes: started from a kit, kept alive, and ended with all that they have started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from fedstill.errors import FedstillError
+from fedstill.federation.kits import organisation
+from fedstill.files import write_whole
+
+MODULES = {"centre": "fedstill.engines.flare", "site": "nvflare.private.fed.app.client.client_train"}
+CONFIG = {"centre": "fed_server.json", "site": "fed_client.json"}
+STOP_S = 10.0
+TRIES = 5
+"""A process that dies more often than this within TRIES_S has something that restarting does not mend."""
+TRIES_S = 120.0
+
+
+class Daemon:
+    """One of FLARE's processes, and those below it."""
+
+    def __init__(self, kit: Path, kind: Literal["centre", "site"], name: str) -> None:
+        self.kit, self.kind, self.name = kit.resolve(), kind, name
+        self.log = self.kit / "log" / "flare.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; its output goes to the kit's log."""
+        self.log.parent.mkdir(exist_ok=True)
+        organised = [] if self.kind == "centre" else [f"uid={self.name}"]
+        command = [sys.executable, "-u", "-m", MODULES[self.kind], "-m", str(self.kit), "-s", CONFIG[self.kind]]
+        options = ["--set", "secure_train=true", *organised, f"org={organisation(self.name)}", "config_folder=config"]
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [*command, *options],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                cwd=self.kit,
+                start_new_session=True,  # Ctrl-C is ours to pass on
+            )
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self.process is not None and self.process.poll() is None
+
+    def stop(self) -> None:
+        """End it and everything that it has started, kindly at first."""
+        if self.process is not None:
+            end_tree(self.process.pid)
+            self.process.wait()
+
+    def keep_alive(self, watch: Callable[[], None], every_s: float = 0.5) -> None:
+        """Start it again whenever it dies; until it is interrupted, or dies too often."""
+        starts: list[float] = []
+        while True:
+            if not self.is_alive:
+                starts = [*(moment for moment in starts if time.monotonic() - moment < TRIES_S), time.monotonic()]
+                if len(starts) > TRIES:
+                    raise FedstillError(f"FLARE died {TRIES} times in {TRIES_S:g} s; {self.log} says why.")
+                self.start()
+            watch()
+            time.sleep(every_s)
+
+
+def end_tree(pid: int) -> None:
+    """End a process and all below it, also those in sessions of their own."""
+    try:
+        top = psutil.Process(pid)
+        family = [top, *top.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for process in family:
+        _signal(process, signal.SIGTERM)
+    _, alive = psutil.wait_procs(family, STOP_S)
+    for process in alive:
+        _signal(process, signal.SIGKILL)
+    psutil.wait_procs(alive, STOP_S)
+
+
+def _signal(process: psutil.Process, number: int) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
+
+
+class Presence:
+    """A file that says which process runs a kit, so that none runs it twice and another command can end it."""
+
+    def __init__(self, kit: Path) -> None:
+        self.path = kit / "running.json"
+
+    def __enter__(self) -> Presence:
+        if (running := self.pid) is not None:
+            raise FedstillError(f"{self.path.parent} is in use already, by process {running}.")
+        own = psutil.Process()
+        write_whole(self.path, json.dumps({"pid": own.pid, "since": own.create_time()}).encode())
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.path.unlink(missing_ok=True)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs the kit, if one does."""
+        try:
+            said = json.loads(self.path.read_text())
+            process = psutil.Process(said["pid"])
+            return int(said["pid"]) if abs(process.create_time() - said["since"]) < 1 else None
+        except (OSError, ValueError, KeyError, psutil.NoSuchProcess):
+            return None
+
+    def end(self, within_s: float = 60.0) -> bool:
+        """Ask that process to stop, and wait until it has; False where there was none."""
+        if (pid := self.pid) is None:
+            return False
+        process = psutil.Process(pid)
+        process.terminate()
+        try:
+            process.wait(within_s)
+        except psutil.TimeoutExpired:
+            raise FedstillError(f"process {pid} does not stop; look at {self.path.parent / 'log'}.") from None
+        return True
+
+
+def detach(words: Sequence[str], log: Path, is_up: Callable[[], bool], within_s: float = 60.0) -> int:
+    """Run a command of fedstill's in the background, and come back when it is up; its process id."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fedstill", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    until = time.monotonic() + within_s
+    while not is_up():
+        if process.poll() is not None:
+            raise FedstillError(_last_line(log))
+        if time.monotonic() > until:
+            raise FedstillError(f"it does not come up; {log} says more.")
+        time.sleep(0.2)
+    return process.pid
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("error: ") if lines else f"it ended at once; {log} is empty."
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether something could listen there."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def answers(host: str, port: int, within_s: float = 5.0) -> str:
+    """Empty where a connection can be made, else why it cannot."""
+    try:
+        with socket.create_connection((host, port), within_s):
+            return ""
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno else str(error)

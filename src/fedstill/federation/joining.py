@@ -1,0 +1,103 @@
+"""What a site's operator does: join, with everything checked first, and leave."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from fedstill.data import corpora
+from fedstill.data.corpora import CorpusSpec
+from fedstill.errors import FedstillError
+from fedstill.federation import kits
+from fedstill.federation.daemon import Daemon, Presence, answers
+from fedstill.federation.files import SiteFile, read_file, to_values
+from fedstill.files import write_whole
+from fedstill.units import size_text
+
+Say = Callable[[str], None]
+
+ROOM = 2 << 30
+"""Bytes of disk that a site should have free: states of two rounds, models and tokens."""
+
+
+def prepare_site(kit: Path, site: Path, say: Say) -> str:
+    """Check kit, data, disk, versions and the connection; the site's name. What is wrong is one sentence."""
+    name = kits.check_kit(kit, "site")
+    say(f"kit: {name}, good until {kits.expiry(kit):%Y-%m-%d}")
+    file = read_file(site, SiteFile)
+    for part in ("corpus", "test", "validation"):
+        if isinstance(spec := getattr(file, part), CorpusSpec):
+            rows = corpora.load(spec)
+            say(f"{part}: {len(rows):,} rows, labels {', '.join(rows.label_names)}")
+    if file.public is not None:
+        say(f"public: {len(corpora.load_public(file.public)):,} texts")
+    if file.model is not None:
+        file.model.check()
+    free = shutil.disk_usage(kit).free
+    if free < ROOM:
+        raise FedstillError(f"{kit} lies on a disk with {size_text(free)} free; at least {size_text(ROOM)} are needed.")
+    say(f"disk: {size_text(free)} free")
+    say(f"versions: {versions()}")
+    host, port = centre_of(kit)
+    if why := answers(host, port):
+        raise FedstillError(
+            f"the centre does not answer at {host}:{port} ({why}). Is it serving, and does the firewall let this "
+            "machine reach that port?"
+        )
+    say(f"connection: {host}:{port} answers")
+    write_whole(kit / "local" / "site.json", json.dumps(to_values(file), indent=1).encode())
+    return name
+
+
+def versions() -> str:
+    """What must fit together."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        packages = {name: version(name) for name in ("fedstill", "nvflare", "torch", "transformers")}
+    except PackageNotFoundError as error:
+        raise FedstillError(f'{error.name} is not installed: run `pip install "fedstill[federation]"`.') from error
+    return ", ".join(f"{name} {number}" for name, number in packages.items()) + f", Python {sys.version.split()[0]}"
+
+
+def centre_of(kit: Path) -> tuple[str, int]:
+    """Where the kit's holder finds the centre."""
+    config = json.loads((kit / "startup" / "fed_client.json").read_text())
+    host, _, port = config["servers"][0]["service"]["target"].rpartition(":")
+    return host, int(port)
+
+
+def join(kit: Path, name: str, say: Say) -> None:
+    """Take part until interrupted."""
+    daemon, tail = Daemon(kit, "site", name), _Tail(kit, say)
+    with Presence(kit):
+        say(f"{name} takes part; leave with Ctrl-C, or: fedstill federation leave {kit}")
+        try:
+            daemon.keep_alive(tail.look)
+        finally:
+            daemon.stop()
+
+
+class _Tail:
+    """Repeats what the site's own logs say."""
+
+    def __init__(self, kit: Path, say: Say) -> None:
+        self.folder, self.say = kit / "runs", say
+        self.read = {path: path.stat().st_size for path in self.folder.glob("*/site.log")}
+
+    def look(self) -> None:
+        for path in sorted(self.folder.glob("*/site.log")):
+            with path.open(encoding="utf-8") as log:
+                log.seek(self.read.get(path, 0))
+                for line in log:
+                    self.say(f"{path.parent.name}: {line.rstrip()}")
+                self.read[path] = log.tell()
+
+
+def leave(kit: Path) -> bool:
+    """End the process that takes part with this kit; False where none does."""
+    kits.check_kit(kit, "site")
+    return Presence(kit).end()

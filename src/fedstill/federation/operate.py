@@ -1,0 +1,334 @@
+"""What the centre's operator does: serve, submit and follow, look, stop, fetch."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedstill import __version__
+from fedstill.config import Experiment
+from fedstill.data import corpora
+from fedstill.errors import FedstillError
+from fedstill.federation import kits
+from fedstill.federation.centre import END
+from fedstill.federation.daemon import Daemon, Presence, is_free
+from fedstill.federation.data import read_public
+from fedstill.federation.files import CentreFile, FederationFile, read_file, to_values
+from fedstill.federation.job import Job
+from fedstill.files import write_whole
+from fedstill.results.record import Record
+
+Say = Callable[[str], None]
+
+STOPPED = "stopped by the operator"
+TRIES = 3
+"""How often a job may end without having finished a round before nobody tries again."""
+PATIENCE_S = 15.0
+"""How long a submission that can do without some sites waits for them all the same."""
+
+
+@dataclass(frozen=True)
+class Centre:
+    """A federation seen from its centre."""
+
+    folder: Path
+
+    @property
+    def file(self) -> FederationFile:
+        """Who takes part."""
+        return read_file(self.folder / "federation.yaml", FederationFile)
+
+    @property
+    def kits(self) -> kits.Kits:
+        """Where their kits are."""
+        return kits.kits_in(self.folder)
+
+    @property
+    def has(self) -> CentreFile:
+        """What the centre has, as `serve` was told."""
+        path = self.folder / "centre" / "local" / "server.json"
+        if not path.exists():
+            raise FedstillError("this federation has not been served yet: fedstill federation serve --server FILE")
+        return CentreFile.model_validate_json(path.read_text())
+
+    @property
+    def runs(self) -> Path:
+        """Where the records of jobs are."""
+        return self.folder / "centre" / "runs"
+
+    @contextmanager
+    def admin(self) -> Iterator[Any]:
+        """A connection to the server."""
+        with _flare().Admin(self.folder / "admin", kits.ADMIN) as admin:
+            yield admin
+
+
+def _flare() -> Any:
+    try:
+        from fedstill.engines import flare
+    except ImportError as error:
+        raise FedstillError(
+            f'a federation needs FLARE: run `pip install "fedstill[federation]"` first ({error}).'
+        ) from error
+    return flare
+
+
+def prepare_centre(centre: Centre, server: Path | None, say: Say) -> None:
+    """Check kit, files and ports, and write down what the centre has."""
+    _flare()
+    known = centre.kits
+    kits.check_kit(known.centre, "centre")
+    if server is not None:
+        file = read_file(server, CentreFile)
+        _describe(file, say)
+        write_whole(known.centre / "local" / "server.json", json.dumps(to_values(file), indent=1).encode())
+    else:
+        _describe(centre.has, say)
+    kits.settle(known.centre)
+    file_ = centre.file
+    for host, port in ((file_.listens_on, file_.port), ("127.0.0.1", file_.admin_port)):
+        if not is_free(host, port):
+            raise FedstillError(f"{host}:{port} is in use: end what listens there, or choose another port.")
+    say(f"certificates are good until {known.good_until:%Y-%m-%d}")
+
+
+def _describe(file: CentreFile, say: Say) -> None:
+    public, test = read_public(file), corpora.load(file.test)
+    labelled = len(public.texts) - public.samples
+    say(f"{len(test):,} test rows, {public.samples:,} public and {labelled:,} labelled ones")
+
+
+def serve(centre: Centre, say: Say) -> None:
+    """Run the server until it is interrupted."""
+    daemon = Daemon(centre.folder / "centre", "centre", kits.SERVER)
+    with Presence(centre.folder / "centre"):
+        file = centre.file
+        say(f"serving {file.name} on {file.listens_on}:{file.port} (sites) and 127.0.0.1:{file.admin_port} (commands)")
+        say("next, in another terminal: fedstill federation submit EXPERIMENT")
+        try:
+            daemon.keep_alive(lambda: None)
+        finally:
+            daemon.stop()
+
+
+# A job
+
+
+def make_job(centre: Centre, experiment: Experiment) -> Job:
+    """The job that runs an experiment in this federation."""
+    everybody = centre.file.sites
+    sites = [*experiment.clients] if isinstance(experiment.clients, dict) else everybody
+    if unknown := [name for name in sites if name not in everybody]:
+        raise FedstillError(f"clients: {', '.join(unknown)} is no site of this federation ({', '.join(everybody)}).")
+    public = read_public(centre.has)
+    labels = experiment.labels or []
+    fingerprint = public.fingerprint(labels)
+    job = Job.make(experiment, fingerprint, public.samples, len(public.texts) - public.samples, sites, __version__)
+    if not isinstance(experiment.clients, dict):
+        experiment.client_specs(job.sites)
+    return job
+
+
+def write_job(job: Job, folder: Path, sites: list[str]) -> Path:
+    """The job as FLARE wants it: two classes of ours by name, and no code."""
+    told = {"job": job.to_json()}
+    controller = {"path": "nvflare.collab.runtime.controller.CollabController", "args": {"server_obj_id": "centre"}}
+    executor = {"path": "nvflare.collab.runtime.executor.CollabExecutor", "args": {"client_obj_id": "site"}}
+    server = {
+        "format_version": 2,
+        "workflows": [{"id": "collab", **controller}],
+        "components": [{"id": "centre", "path": "fedstill.engines.flare.Centre", "args": told}],
+    }
+    client = {
+        "format_version": 2,
+        "executors": [{"tasks": ["*"], "executor": executor}],
+        "components": [{"id": "site", "path": "fedstill.engines.flare.Site", "args": told}],
+    }
+    meta = {
+        "name": job.id,
+        "min_clients": len(sites),
+        "mandatory_clients": sites,
+        "deploy_map": {"app": ["server", *sites]},
+        "resource_spec": {},
+    }
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, content in (("server", server), ("client", client)):
+        write_whole(folder / "app" / "config" / f"config_fed_{name}.json", json.dumps(content).encode())
+    write_whole(folder / "meta.json", json.dumps(meta).encode())
+    return folder
+
+
+def submit(centre: Centre, job: Job, say: Say, quorum: float, follows: bool = True) -> Record | None:
+    """Hand a job in and follow it to its end; a job that ends before is handed in again, as long as rounds finish."""
+    folder = centre.runs / job.id
+    if Record(folder).is_finished:
+        say(f"{job.id} is finished; next: fedstill federation fetch {job.id}")
+        return Record(folder)
+    tries, reached, reason = 0, -1, ""
+    while tries < TRIES:
+        sites = _wait_for_sites(centre, job, quorum, say)
+        (folder / END).unlink(missing_ok=True)
+        with centre.admin() as admin:
+            before = time.time()
+            number = admin.submit(write_job(job, centre.folder / "centre" / "outbox" / job.id, sites))
+        write_whole(folder / "job.json", json.dumps({"number": number, "sites": sites}).encode())
+        say(f"job {number[:8]} with {', '.join(sites)}")
+        if not follows:
+            say("next: fedstill federation status")
+            return None
+        reason = _follow(centre, job, number, sites, before, say)
+        if Record(folder).is_finished:
+            return Record(folder)
+        now = read_status(folder).get("round", 0)
+        if reason == STOPPED:
+            say(f"{reason} after round {now}; the same command goes on with it.")
+            return None
+        tries, reached = (0 if now > reached else tries + 1), now
+        say(f"the job ended after round {now} ({reason}); it is handed in again.")
+    raise FedstillError(f"{job.id} ended {TRIES} times without finishing a round; the last time: {reason}")
+
+
+def _wait_for_sites(centre: Centre, job: Job, quorum: float, say: Say) -> list[str]:
+    """The job's sites that are connected; waits for as many as the experiment cannot do without."""
+    needed = max(1, math.ceil(quorum * len(job.sites) - 1e-9))
+    begun, told = time.monotonic(), ""
+    while True:
+        try:
+            with centre.admin() as admin:
+                here = sorted(set(admin.connected()) & set(job.sites))
+            missing = sorted(set(job.sites) - set(here))
+            if not missing or (len(here) >= needed and time.monotonic() - begun > PATIENCE_S):
+                return here
+            waiting = f"waiting for {', '.join(missing)} ({len(here)} of {len(job.sites)} sites are connected)"
+        except FedstillError as error:
+            waiting = str(error)
+        if waiting != told:
+            say(waiting)
+            told = waiting
+        time.sleep(1.0)
+
+
+def _follow(centre: Centre, job: Job, number: str, sites: list[str], before: float, say: Say) -> str:
+    """Tell what happens until the job ends; why it did."""
+    folder, teller, silent = centre.runs / job.id, _Teller(say), ""
+    while True:
+        try:
+            with centre.admin() as admin:
+                silent = ""
+                while True:
+                    meta, status = admin.job(number), read_status(folder)
+                    if status.get("updated", 0) > before:
+                        teller.tell(status)
+                        _regroup(folder, _back(status, set(admin.connected()), sites), say)
+                    if (state := str(meta.get("status", ""))).startswith("FINISHED"):
+                        return _why(state, meta, status if status.get("updated", 0) > before else {})
+                    time.sleep(0.5)
+        except FedstillError as error:
+            if not silent:
+                say(f"{error} Waiting for it.")
+            silent = str(error)
+        time.sleep(1.0)
+
+
+class _Teller:
+    """Says what is new in a status."""
+
+    def __init__(self, say: Say) -> None:
+        self.say, self.round, self.notes = say, -1, 0
+
+    def tell(self, status: dict[str, Any]) -> None:
+        for note in status["notes"][self.notes - status["forgotten"] :]:
+            self.say(f"note: {note}")
+        self.notes = status["forgotten"] + len(status["notes"])
+        if status["round"] > max(self.round, 0) and self.round >= 0:
+            self.say(round_line(status))
+        self.round = status["round"]
+
+
+def _regroup(folder: Path, back: list[str], say: Say) -> None:
+    if back and not (folder / END).exists():
+        write_whole(folder / END, b"a site is back")
+        say(f"{', '.join(back)} is back: the job ends after this round, and goes on with everybody.")
+
+
+def _why(state: str, meta: dict[str, Any], status: dict[str, Any]) -> str:
+    if status.get("reason"):
+        return str(status["reason"])
+    if "ABORTED" in state or "CANCELLED" in state:
+        return STOPPED
+    details = [str(part) for part in meta.get("job_deploy_detail") or meta.get("schedule_history") or []]
+    return f"{state.removeprefix('FINISHED:').lower()}{f': {details[-1]}' if details else ''}"
+
+
+def _back(status: dict[str, Any], connected: set[str], sites: list[str]) -> list[str]:
+    """Sites that are connected again and yet cannot be in the running job, because they came or came back after it."""
+    places = status.get("sites", {})
+    lost = {name for name, place in places.items() if place.get("state") == "failed" and "silent" in place["reason"]}
+    return sorted(connected & set(places) & (lost | (set(places) - set(sites))))
+
+
+def round_line(status: dict[str, Any]) -> str:
+    """A round in a line."""
+    from fedstill.units import size_text
+
+    score = status.get("server", {}).get("score")
+    own = f"server F1 {100 * score['f1']:.1f}, " if score and "f1" in score else ""
+    return f"round {status['round']}/{status['rounds']}: {own}{size_text(status['bytes'])}"
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """What a job was doing when it last said so."""
+    try:
+        return dict(json.loads((folder / "status.json").read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
+def newest(centre: Centre, name: str | None) -> Path:
+    """The folder of a job by its id or the beginning of it; of the newest where none is given."""
+    found = [path.parent for path in centre.runs.glob("*/job.json")]
+    found = sorted((f for f in found if name is None or f.name.startswith(name)), key=lambda f: f.stat().st_mtime)
+    if not found:
+        what = f" called {name}" if name else ""
+        raise FedstillError(f"there is no job{what} in {centre.folder}: fedstill federation submit EXPERIMENT")
+    return found[-1]
+
+
+def stop(centre: Centre, name: str | None, at_once: bool, say: Say) -> None:
+    """End a job after its round, or now; its last finished round stays."""
+    folder = newest(centre, name)
+    if Record(folder).is_finished:
+        say(f"{folder.name} is finished already; next: fedstill federation fetch {folder.name}")
+        return
+    if at_once:
+        with centre.admin() as admin:
+            admin.abort(json.loads((folder / "job.json").read_text())["number"])
+    else:
+        write_whole(folder / END, STOPPED.encode())
+    say(f"{folder.name} ends {'now' if at_once else 'after this round'}; submit goes on with it later.")
+
+
+def fetch(centre: Centre, name: str | None, out: Path | None) -> Path:
+    """Copy a finished job's record out of the federation."""
+    folder = newest(centre, name)
+    record = Record(folder)
+    if not record.is_finished:
+        status = read_status(folder)
+        raise FedstillError(
+            f"{folder.name} is not finished (round {status.get('round', 0)} of {status.get('rounds', '?')}): wait for "
+            "it, or go on with it by submitting it again."
+        )
+    target = out or Path("runs") / record.summary["name"] / f"seed-{record.summary['seed']}"
+    if target.exists() and any(target.iterdir()):
+        raise FedstillError(f"{target} is there already; choose another folder with --out.")
+    shutil.copytree(
+        folder, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("status.json", "job.json", "checkpoint", END)
+    )
+    return target
