@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedstill.errors import FedstillError
+from fedstill.federation.commands import app as federation
 
 app = typer.Typer(
     help="Federated distillation for text: organisations teach each other without moving their data.",
@@ -29,6 +30,8 @@ console = Console()
 errors = Console(stderr=True)
 
 Out = Annotated[Path | None, typer.Option(help="Where the run goes instead of runs/<name>.")]
+
+app.add_typer(federation, name="federation")
 
 
 class Stopped(Exception):
@@ -122,7 +125,7 @@ def run(
             runner.resume(resume, tell)
     else:
         assert experiment is not None
-        source = _source(experiment, overrides or [])
+        source = experiment_source(experiment, overrides or [])
         first = from_source(source)
         for seed in range(first.seed, first.seed + seeds):
             chosen = first.model_copy(update={"seed": seed})
@@ -182,7 +185,7 @@ def check(
         raise FedstillError(f"--picture {picture}: pictures are written as PNG; give a name that ends in .png.")
     if picture is not None and not picture.parent.is_dir():
         raise FedstillError(f"--picture {picture}: there is no folder {picture.parent}.")
-    checked = from_source(_source(experiment, overrides or []))
+    checked = from_source(experiment_source(experiment, overrides or []))
     report(checked, console, picture or Path(f"{checked.name}-partition.png"))
 
 
@@ -265,7 +268,7 @@ def fetch(names: Annotated[list[str], typer.Argument(help="minilm, bert-tiny, tw
         console.print(f"{name}: {fetch_artefact(name)}", highlight=False, soft_wrap=True)
 
 
-def _source(experiment: Path, overrides: list[str]) -> Any:
+def experiment_source(experiment: Path, overrides: list[str]) -> Any:
     """An experiment file or recipe with overrides; a grid of experiments is refused."""
     from fedstill.recipe import is_grid
 

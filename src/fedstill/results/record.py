@@ -96,6 +96,7 @@ def write_summary(record: Record, plan: Plan, algorithm: Algorithm, crossed: dic
     measured = [line for line in record.metrics if "split" in line]
     summary = {
         "name": plan.experiment["name"],
+        "engine": plan.experiment["engine"],
         "method": algorithm.title,
         "algorithm": type(algorithm).__name__,
         "role": algorithm.role,

@@ -148,7 +148,8 @@ def _load_run(folder: Path) -> Run:
         summary = json.loads(path.read_text(encoding="utf-8"))
         return Run(
             folder=folder,
-            name=summary["name"],
+            # A federation's run and its simulation are the same experiment; in a table they stand apart.
+            name=summary["name"] + (" in a federation" if summary.get("engine") == "flare" else ""),
             method=summary["method"],
             algorithm=summary["algorithm"],
             role=summary["role"],

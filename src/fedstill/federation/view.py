@@ -1,0 +1,98 @@
+"""`fedstill federation status`: who is there, how far the job is, who is late."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from fedstill.errors import FedstillError
+from fedstill.federation.operate import Centre, newest, read_status, round_line
+from fedstill.federation.status import late
+from fedstill.results.record import Record
+
+WORRY_DAYS = 30
+HEARD_S = 25.0
+"""A site that is connected is heard of every ten seconds."""
+
+
+def picture(centre: Centre, name: str | None) -> Group:
+    """Everything about the federation and its newest job, or a given one."""
+    lines = [_head(centre)]
+    try:
+        with centre.admin() as admin:
+            connected: dict[str, float] | None = admin.connected()
+    except FedstillError as error:
+        connected = None
+        lines.append(Text(str(error), style="yellow"))
+    status: dict[str, Any] = {}
+    try:
+        folder = newest(centre, name)
+        status = read_status(folder)
+        lines.append(Text(_job(folder.name, status, Record(folder).is_finished, connected is not None)))
+    except FedstillError as error:
+        lines.append(Text(str(error), style="dim"))
+    notes = [Text(f"note: {note}", style="yellow") for note in status.get("notes", [])[-5:]]
+    return Group(*lines, _sites(centre, connected, status), *notes)
+
+
+def _head(centre: Centre) -> Text:
+    file, until = centre.file, centre.kits.good_until
+    left = (until - datetime.now(UTC)).days
+    renew = f"; {left} days left: fedstill federation init FILE --renew" if left < WORRY_DAYS else ""
+    return Text(f"{file.name} at {file.host}:{file.port}, certificates good until {until:%Y-%m-%d}{renew}")
+
+
+def _job(name: str, status: dict[str, Any], is_finished: bool, is_served: bool) -> str:
+    if is_finished:
+        return f"{name}: finished, {round_line(status)}; next: fedstill federation fetch {name}"
+    if not status:
+        return f"{name}: handed in, not begun yet"
+    state = status["state"]
+    if state in ("running", "preparing") and not is_served:
+        state = "interrupted: the server is away; submit goes on with it from the last finished round"
+    reason = f" ({status['reason']})" if status.get("reason") else ""
+    return f"{name}: {state}{reason}, {round_line(status)}"
+
+
+def _sites(centre: Centre, connected: dict[str, float] | None, status: dict[str, Any]) -> Table:
+    places = status.get("sites", {})
+    is_running = status.get("state") == "running"
+    slow = late(places, time.time()) if is_running else []
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("site", "connection", "doing", "F1"):
+        table.add_column(column, justify="right" if column == "F1" else "left")
+    for name in centre.file.sites:
+        place = places.get(name, {})
+        score = place.get("score", {}).get("f1")
+        doing = _doing(place, name in slow) if is_running else ""
+        style = "red" if place.get("state") == "failed" or (connected is not None and name not in connected) else None
+        table.add_row(
+            name, _connection(name, connected), doing, "" if score is None else f"{100 * score:.1f}", style=style
+        )
+    return table
+
+
+def _connection(name: str, connected: dict[str, float] | None) -> str:
+    if connected is None:
+        return "unknown"
+    if name not in connected:
+        return "away"
+    silent = time.time() - connected[name]
+    return "connected" if silent < HEARD_S else f"silent for {silent:.0f} s"
+
+
+def _doing(place: dict[str, Any], is_late: bool) -> str:
+    state, progress = place.get("state", "waiting"), place.get("progress") or {}
+    if state in ("asked", "working"):
+        seconds = time.time() - place["since"]
+        steps = f" {progress['done']}/{progress['steps']}" if {"done", "steps"} <= set(progress) else ""
+        doing = f"{progress.get('phase', place.get('what', ''))}{steps}, {seconds:.0f} s"
+        return f"late: {doing}" if is_late else doing
+    if state == "failed":
+        return f"failed: {place.get('reason', '')}"
+    return str(state)
