@@ -25,6 +25,9 @@ from fedstill.units import bytes_of
 
 S = TypeVar("S", bound=Settings)
 
+EXPERIMENT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""It names folders."""
+
 
 class ClientSpec(Settings):
     """One client's own model and settings; what it does not set is the experiment's. A string is the model."""
@@ -82,7 +85,7 @@ class Misplaced(FedstillError):
 class Experiment(Settings):
     """Everything a run needs; `fedstill.run(Experiment(...))` runs it."""
 
-    name: str = Field("experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field("experiment", pattern=EXPERIMENT_NAME)
     corpus: CorpusSpec = CorpusSpec(name="tweets")
     labels: list[str] | None = None
     """Ordered; derived from the whole corpus when not given."""

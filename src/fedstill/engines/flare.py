@@ -14,11 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.app_validation import AppValidator
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 from nvflare.collab.api.facade import Facade as collab
 from nvflare.fuel.f3.mpm import MainProcessMonitor
 from nvflare.fuel.flare_api.flare_api import new_secure_session
+from nvflare.private.fed.app.client import client_train
 from nvflare.private.fed.app.server import server_train
+from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 from nvflare.private.fed.server import fed_server
 
 from fedstill.errors import FedstillError
@@ -76,9 +79,9 @@ class Site:
             kit = Path(collab.workspace.get_root_dir())
             file = SiteFile.model_validate_json((kit / "local" / "site.json").read_text())
             self.site = site.Site(collab.site_name, Job.from_json(self.job), file, kit / "runs")
-        except Exception as error:  # its words may name private things
+        except Exception as error:  # its words may name private things: they stay on this machine
             self.reason = f"it could not begin ({type(error).__name__})."
-            raise_quietly(error)
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
     @collab.publish  # type: ignore[untyped-decorator]
     def answer(self, request: bytes) -> bytes:
@@ -94,11 +97,6 @@ class Site:
         """The job is over."""
         if self.site is not None:
             self.site.close()
-
-
-def raise_quietly(error: Exception) -> None:
-    """Into this process's own output, which stays on the machine."""
-    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
 
 class Admin:
@@ -137,11 +135,6 @@ class Admin:
         with _in_words():
             self.session.abort_job(number)
 
-    def shut_down(self) -> None:
-        """End the server; sites keep trying to reach it."""
-        with _in_words():
-            self.session.shutdown(SERVER, wait=False)
-
 
 @contextlib.contextmanager
 def _in_words() -> Iterator[None]:
@@ -153,12 +146,41 @@ def _in_words() -> Iterator[None]:
         raise FedstillError(f"the federation's server says: {error}") from error
 
 
-def serve() -> None:
-    """FLARE's server, in this process; listens where it was told to and nowhere else.
+class NothingButNames(AppValidator):  # type: ignore[misc]
+    """Refuses a job that brings anything along but the two files that name our classes, whoever signed it."""
+
+    def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
+        """FLARE wants a sentence where something is wrong, and what it found."""
+        folder = Path(app_folder)
+        files = [path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith(SIGNATURES)]
+        if unwanted := sorted({str(path.relative_to(folder)) for path in files} - ALLOWED):
+            return f"a job brings no files along, and this one has {', '.join(unwanted[:3])}", {}
+        return "", {}
+
+
+ALLOWED = {f"config/config_fed_{side}.json" for side in ("server", "client")}
+SIGNATURES = ".__nvfl_"
+"""What FLARE itself puts beside a job's files."""
+
+NEEDED = {
+    "ClientStatusProcessor",
+    "AbortAppProcessor",
+    "AbortTaskProcessor",
+    "DeployProcessor",
+    "DeleteRunNumberProcessor",
+    "StartJobProcessor",
+    "CheckResourceProcessor",
+    "CancelResourceProcessor",
+    "NotifyJobStatusProcessor",
+}
+"""What a site lets the centre's server ask FLARE for: to run jobs. Reading its files is not among it."""
+
+
+def _serve(kit: Path) -> Any:
+    """FLARE's server listens where it was told to and nowhere else.
 
     FLARE itself knows two ways, loopback or every address: the address that it was given is put in its place.
     """
-    kit = Path(sys.argv[sys.argv.index("-m") + 1])
     bind = json.loads((kit / "local" / "fedstill.json").read_text())["bind"]
     plain = fed_server.Cell
 
@@ -167,9 +189,24 @@ def serve() -> None:
         return plain(*args, root_url=urls, **others)
 
     fed_server.Cell = bound
-    arguments = server_train.parse_arguments()
-    sys.exit(MainProcessMonitor.run(main_func=server_train.main, run_dir=arguments.workspace, args=arguments))
+    return server_train
+
+
+def _join(kit: Path) -> Any:
+    """FLARE's client without what it does not need here."""
+    every = ClientRequestProcessors.request_processors
+    every[:] = [processor for processor in every if type(processor).__name__ in NEEDED]
+    return client_train
+
+
+def main() -> None:
+    """`python -m fedstill.engines.flare centre|site` and FLARE's own words: its server or client, in this process."""
+    side = sys.argv.pop(1)
+    kit = Path(sys.argv[sys.argv.index("-m") + 1])
+    program = {"centre": _serve, "site": _join}[side](kit)
+    arguments = program.parse_arguments()
+    sys.exit(MainProcessMonitor.run(main_func=program.main, run_dir=arguments.workspace, args=arguments))
 
 
 if __name__ == "__main__":
-    serve()
+    main()

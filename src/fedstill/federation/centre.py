@@ -35,6 +35,8 @@ from fedstill.wire.replies import Failure
 
 END = "end-after-this-round"
 """A file with which the operator's commands ask a job to end at the next round boundary."""
+LONGEST = 500
+"""Characters of what a site says of itself that are written down."""
 PING_S = 5.0
 """How long a site that was left out may take to show that it is back."""
 PAUSE_S = 0.5
@@ -233,13 +235,15 @@ class RemoteEngine(Engine):
             heard, on_its_way_s, next_one = time.monotonic(), 0.0, frame(poll)
             state = said.get("state")
             if state == "done":
+                for note in said["notes"][:5] if isinstance(said.get("notes"), list) else ():
+                    self._note(site, str(note)[:LONGEST])
                 return Said(said, data)
             if state == "ready" and isinstance(said.get("bytes"), int):
                 on_its_way_s, next_one = transfer_s(said["bytes"]), frame({**poll, "takes_large": True})
             elif state == "working":
                 self.tell({"site": site, "state": "working", "progress": said.get("progress", {})})
             elif state == "failed":
-                return Failure(site, str(said.get("reason", "no reason given"))[:500])
+                return Failure(site, str(said.get("reason", "no reason given"))[:LONGEST])
             else:
                 return Failure(site, "it was restarted, and knows nothing of the call.")
 

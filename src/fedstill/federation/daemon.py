@@ -20,7 +20,6 @@ from fedstill.errors import FedstillError
 from fedstill.federation.kits import organisation
 from fedstill.files import write_whole
 
-MODULES = {"centre": "fedstill.engines.flare", "site": "nvflare.private.fed.app.client.client_train"}
 CONFIG = {"centre": "fed_server.json", "site": "fed_client.json"}
 STOP_S = 10.0
 TRIES = 5
@@ -40,8 +39,16 @@ class Daemon:
         """Start it; its output goes to the kit's log."""
         self.log.parent.mkdir(exist_ok=True)
         organised = [] if self.kind == "centre" else [f"uid={self.name}"]
-        command = [sys.executable, "-u", "-m", MODULES[self.kind], "-m", str(self.kit), "-s", CONFIG[self.kind]]
-        options = ["--set", "secure_train=true", *organised, f"org={organisation(self.name)}", "config_folder=config"]
+        command = [sys.executable, "-u", "-m", "fedstill.engines.flare", self.kind, "-m", str(self.kit)]
+        options = [
+            "-s",
+            CONFIG[self.kind],
+            "--set",
+            "secure_train=true",
+            *organised,
+            f"org={organisation(self.name)}",
+            "config_folder=config",
+        ]
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 [*command, *options],
@@ -49,6 +56,7 @@ class Daemon:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 cwd=self.kit,
+                env=os.environ | {"NVFLARE_SECURE_LOGGING": "true"},  # no values in FLARE's logs and tracebacks
                 start_new_session=True,  # Ctrl-C is ours to pass on
             )
 

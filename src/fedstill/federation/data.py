@@ -17,6 +17,7 @@ from fedstill.data.corpora import CorpusSpec
 from fedstill.data.corpora.images import IMAGES
 from fedstill.data.corpus import Corpus, Ints
 from fedstill.data.partition import Partition, PartitionSpec
+from fedstill.data.public import PublicSpec
 from fedstill.engines.plan import Plan
 from fedstill.errors import FedstillError
 from fedstill.federation.files import CentreFile, SiteFile
@@ -117,6 +118,9 @@ def centre_plan(job: Job, centre: CentreFile, folder: Path) -> tuple[Plan, Publi
     check_chat(algorithm)
     # A site that the experiment does not name brings its own model: nobody here knows more of it.
     clients = dict.fromkeys(job.sites, experiment.server_spec()) | _specs(experiment, job.sites)
+    # What the record says of the data is what the centre has of it.
+    samples_of = None if centre.public is None else PublicSpec(corpus=centre.public)
+    experiment = experiment.model_copy(update={"corpus": centre.test, "public": samples_of})
     return make_plan(experiment, corpus, parts, folder, clients), public
 
 

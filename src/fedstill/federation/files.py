@@ -22,7 +22,7 @@ from fedstill.units import seconds_of
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 """What may name a site or a federation: it becomes part of certificates, folders and addresses of messages."""
 
-RESERVED = {"server", "admin", "all", "client", "centre"}
+RESERVED = {"server", "admin", "all", "client", "centre", "root_cert", "root_pri_key"}
 
 
 def _kind_of_part(value: Any) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from fedstill.config import Experiment, from_source
+from fedstill.config import EXPERIMENT_NAME, Experiment, from_source
 from fedstill.configfile import Source
 from fedstill.errors import FedstillError
 from fedstill.plugins import is_own
@@ -70,9 +71,12 @@ class Job:
             job = cls(**(body | {"sites": tuple(body["sites"])}))
         except (ValueError, TypeError, KeyError) as error:
             raise FedstillError(f"this is no job of fedstill's ({error}).") from error
-        kinds = (job.experiment, dict), (job.public, str), (job.samples, int), (job.labelled, int), (job.version, str)
-        if not all(isinstance(value, kind) for value, kind in (*kinds, *((site, str) for site in job.sites))):
+        kinds = ((job.experiment, dict), (job.public, str), (job.samples, int), (job.labelled, int), (job.version, str))
+        if not all(type(value) is kind for value, kind in kinds):
             raise FedstillError("this is no job of fedstill's (a field is of another kind).")
+        names = (job.experiment.get("name"), *job.sites)
+        if not all(isinstance(name, str) and re.fullmatch(EXPERIMENT_NAME, name) for name in names):
+            raise FedstillError("this is no job of fedstill's (a name is none).")
         return job
 
     def settled(self) -> Experiment:
@@ -84,6 +88,8 @@ class Job:
 
 def anonymous(value: Any) -> Any:
     """`file.py:Class` and `package.module:Class` as `own:Class`: where it lies is each machine's own affair."""
+    if isinstance(value, str) and ".py:" in value:
+        return f"own:{value.rpartition(':')[2]}"
     if isinstance(value, list):
         return [anonymous(part) for part in value]
     if not isinstance(value, dict):

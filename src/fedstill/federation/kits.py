@@ -39,6 +39,9 @@ CLASSES = [
 ]
 """All that a job may be made of."""
 
+VALIDATOR = {"path": "fedstill.engines.flare.NothingButNames"}
+"""What looks at a job before any of it is used."""
+
 DENIED = ("byoc", "shell_commands", "server-predeployed-flwr", "clone_job", "manage_job", "operate", "view")
 """Kinds of rights that FLARE knows; single ones are given back below."""
 AT_CENTRE = ("submit_job", "list_jobs", "get_job_meta", "check_status", "abort_job", "delete_job")
@@ -354,7 +357,8 @@ def _local_admin(file: FederationFile, kit: Path) -> None:
 
 def _locked(source: Path) -> dict[str, Any]:
     resources: dict[str, Any] = json.loads((source / "local" / "resources.json.default").read_text())
-    return resources | {"class_allow_list": CLASSES, "class_list_enforcement_mode": "enforce"}
+    policy = {"class_allow_list": CLASSES, "class_list_enforcement_mode": "enforce", "app_validator": VALIDATOR}
+    return resources | policy
 
 
 def _authorization(given: tuple[str, ...]) -> dict[str, Any]:

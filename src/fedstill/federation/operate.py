@@ -171,7 +171,7 @@ def submit(centre: Centre, job: Job, say: Say, quorum: float, follows: bool = Tr
     if Record(folder).is_finished:
         say(f"{job.id} is finished; next: fedstill federation fetch {job.id}")
         return Record(folder)
-    tries, reached, reason = 0, -1, ""
+    tries, reached, reason = 0, 0, ""
     while tries < TRIES:
         sites = _wait_for_sites(centre, job, quorum, say)
         (folder / END).unlink(missing_ok=True)
@@ -227,6 +227,8 @@ def _follow(centre: Centre, job: Job, number: str, sites: list[str], before: flo
                     if status.get("updated", 0) > before:
                         teller.tell(status)
                         _regroup(folder, _back(status, set(admin.connected()), sites), say)
+                    if Record(folder).is_finished:  # FLARE takes some seconds more to notice
+                        return ""
                     if (state := str(meta.get("status", ""))).startswith("FINISHED"):
                         return _why(state, meta, status if status.get("updated", 0) > before else {})
                     time.sleep(0.5)

@@ -31,6 +31,7 @@ class Task:
         self.is_superseded = False
         self.header: dict[str, Any] = {"state": "working"}
         self.payload = b""
+        self.notes: list[str] = []
 
     def reply(self, takes_large: bool) -> bytes:
         """How it stands; a large result is announced before it is handed out."""
@@ -101,7 +102,7 @@ class Site:
                 if header["what"] not in ("open", "public") and not self.is_open:
                     raise Refusal("it has not opened for this experiment.")
                 more, task.payload = verbs[header["what"]](task, header, payload)
-                task.header = {"state": "done", **more}
+                task.header = {"state": "done", "notes": task.notes, **more}
             except (Failed, Refusal) as error:
                 task.header = {"state": "failed", "reason": str(error)}
             except Exception as error:  # whatever it is, the centre hears of it, and not what it says
@@ -176,7 +177,8 @@ class Site:
                 if task.is_superseded:
                     raise Failed("it took too long and was given up.") from death
                 deaths.append(str(death))
-                self._log(f"the worker died over {header['what']} ({death}).")
+                task.notes.append(f"its worker died ({death}) and was started again.")
+                self._log(f"the worker died over {header['what']} ({death}); it is started again.")
                 if len(deaths) > DEATHS:
                     raise Failed(f"its worker died {len(deaths)} times over one request ({deaths[-1]}).") from death
 

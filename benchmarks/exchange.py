@@ -1,0 +1,62 @@
+"""What an exchange with three sites costs on each engine: there and back, nobody computes.
+
+    python benchmarks/exchange.py [--json FILE]
+
+Prints the median of the wall clock an exchange. `flare` is a whole federation on this machine, with TLS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import fedstill
+from fedstill.config import Experiment
+from fedstill.federation.rehearsal import rehearse
+from fedstill.results.record import Record
+
+ECHO = Path(__file__).with_name("echo.py")
+
+
+def experiment() -> Experiment:
+    """Three sites that read little and compute nothing."""
+    return Experiment.model_validate(
+        {
+            "name": "exchange",
+            "corpus": "tweets",
+            "partition": {"kind": "iid", "clients": 3, "rows_per_domain": 20},
+            "clients": "bow",
+            "server": "bow",
+            "algorithm": f"{ECHO}:Echo",
+            "rounds": 1,
+            "workers": 1,
+        }
+    )
+
+
+def medians(record: Record) -> dict[str, float]:
+    """Milliseconds by size."""
+    observed = [line for line in record.metrics if "observation" in line]
+    return {line["observation"]: round(line["values"]["median_ms"], 1) for line in observed}
+
+
+def main() -> None:
+    """Run both and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        local = medians(fedstill.run(experiment(), Path(scratch) / "local"))
+        print("local", local, "ms")
+        folder = rehearse(experiment(), Path(scratch) / "flare", lambda line: print(line, file=sys.stderr))
+        flare = medians(Record(folder))
+        print("flare", flare, "ms")
+    if chosen.json is not None:
+        chosen.json.write_text(json.dumps({"local_ms": local, "flare_ms": flare}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
