@@ -262,7 +262,7 @@ def test_when_flare_fails_nothing_is_lost(kits: Kits, renew: bool) -> None:
     before = files_of(kits.centre.parent)
     sites = ["north", "root_cert"]  # the word under which FLARE keeps its own root
     with pytest.raises(FedstillError, match=r"FLARE could not make the kits, nothing was changed; it said: .*"):
-        init(a_file(sites=sites), kits.centre.parent, renew=renew)
+        init(a_file().model_copy(update={"sites": sites}), kits.centre.parent, renew=renew)
     assert files_of(kits.centre.parent) == before
     assert not list(kits.centre.parent.glob(".making*"))
 
