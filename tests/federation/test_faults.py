@@ -75,7 +75,7 @@ def test_a_site_that_dies_whole_and_comes_back_takes_part_as_if_nothing_had_been
     submission = Submission(stage)
     until(lambda: submission.at_work("toys", 2))
     kill_all(stage.sites["toys"])
-    until(lambda: submission.status.get("state") == "failed")
+    until(lambda: submission.status.get("state") == "interrupted")
     assert "toys: silent for 6 s" in submission.status["reason"]
     stage.sites["toys"].start()
     record = submission.wait()

@@ -123,7 +123,7 @@ class Admin:
     def submit(self, folder: Path) -> str:
         """Hand in a job; its number."""
         with _in_words():
-            return str(self.session.submit_job(str(folder)))
+            return str(self.session.submit_job(str(folder.resolve())))
 
     def job(self, number: str) -> dict[str, Any]:
         """What FLARE knows of it."""
@@ -146,19 +146,44 @@ def _in_words() -> Iterator[None]:
         raise FedstillError(f"the federation's server says: {error}") from error
 
 
+def halves(job: str) -> dict[str, dict[str, Any]]:
+    """A job as FLARE wants it: for either side a file that names a class of ours, and nothing else."""
+    told = {"job": job}
+    controller = {"path": "nvflare.collab.runtime.controller.CollabController", "args": {"server_obj_id": "centre"}}
+    executor = {"path": "nvflare.collab.runtime.executor.CollabExecutor", "args": {"client_obj_id": "site"}}
+    server = {
+        "format_version": 2,
+        "workflows": [{"id": "collab", **controller}],
+        "components": [{"id": "centre", "path": "fedstill.engines.flare.Centre", "args": told}],
+    }
+    client = {
+        "format_version": 2,
+        "executors": [{"tasks": ["*"], "executor": executor}],
+        "components": [{"id": "site", "path": "fedstill.engines.flare.Site", "args": told}],
+    }
+    return {"config/config_fed_server.json": server, "config/config_fed_client.json": client}
+
+
 class NothingButNames(AppValidator):  # type: ignore[misc]
-    """Refuses a job that brings anything along but the two files that name our classes, whoever signed it."""
+    """Refuses a job that is anything but the two files that name our classes, whoever signed it."""
 
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
         """FLARE wants a sentence where something is wrong, and what it found."""
         folder = Path(app_folder)
         files = [path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith(SIGNATURES)]
-        if unwanted := sorted({str(path.relative_to(folder)) for path in files} - ALLOWED):
+        if unwanted := sorted({str(path.relative_to(folder)) for path in files} - set(halves(""))):
             return f"a job brings no files along, and this one has {', '.join(unwanted[:3])}", {}
+        try:
+            found = {name: json.loads((folder / name).read_text()) for name in halves("")}
+            job = found["config/config_fed_server.json"]["components"][0]["args"]["job"]
+            Job.from_json(job)
+        except (OSError, ValueError, LookupError, TypeError, FedstillError) as error:
+            return f"this is no job of fedstill's ({type(error).__name__})", {}
+        if other := [name for name, half in halves(job).items() if found[name] != half]:
+            return f"a job names fedstill's own classes only, and {other[0]} of this one has something else", {}
         return "", {}
 
 
-ALLOWED = {f"config/config_fed_{side}.json" for side in ("server", "client")}
 SIGNATURES = ".__nvfl_"
 """What FLARE itself puts beside a job's files."""
 

@@ -31,12 +31,15 @@ from fedstill.federation.requests import WAIT_S, frame, transfer_s, unframe
 from fedstill.files import FileReference, write_whole
 from fedstill.results.record import Record
 from fedstill.wire.messages import BadMessage, Hello, Message, Sizes
-from fedstill.wire.replies import Failure
+from fedstill.wire.replies import Failure, Replies
 
 END = "end-after-this-round"
 """A file with which the operator's commands ask a job to end at the next round boundary."""
+LEFT_OUT = "left out"
 LONGEST = 500
 """Characters of what a site says of itself that are written down."""
+LARGEST = 1 << 40
+"""Bytes of a reply that a site may announce."""
 PING_S = 5.0
 """How long a site that was left out may take to show that it is back."""
 PAUSE_S = 0.5
@@ -48,6 +51,10 @@ Ask = Callable[[str, bytes, float], bytes]
 
 class Unreachable(Exception):
     """Nothing was heard from a site this time."""
+
+
+class Lost(FedstillError):
+    """Too few sites could be reached to go on; handed in again when they are back, the job goes on."""
 
 
 class Ended(Exception):
@@ -73,9 +80,11 @@ class RemoteEngine(Engine):
         self.failed: Counter[str] = Counter()
         """Failures in a row."""
         self.left_out: set[str] = set()
+        self.away: set[str] = set()
+        """Who could not be reached in this call."""
         self.behind: dict[str, int] = {}
         """Sites that have yet to go back to the state after that round."""
-        self.noting = threading.Lock()
+        self.noting, self.is_over = threading.Lock(), threading.Event()
         self.threads = ThreadPoolExecutor(len(plan.clients), thread_name_prefix="site")
 
     def deliver(self, parcels: Mapping[str, bytes]) -> Mapping[str, bytes | Failure]:
@@ -88,17 +97,28 @@ class RemoteEngine(Engine):
         return {}
 
     def restore_clients(self, files: Mapping[str, FileReference], round: int) -> None:
-        self.behind = dict.fromkeys(self.clients, round)
+        self.behind = dict.fromkeys(self.plan.clients, round)  # those too who are not there yet
         self._order({"what": "ping"}, "it is not back where the run goes on")
 
     def export_clients(self) -> None:
         self._order({"what": "export"}, "its model was not written")
 
     def close(self) -> None:
+        self.is_over.set()
         self.threads.shutdown(wait=False, cancel_futures=True)
 
+    def call(self, verb: str, message: Answers = None, clients: Sequence[str] | None = None) -> Replies[Any]:
+        """As on every engine; too few replies because sites are away is another thing than because they will not."""
+        self.away.clear()
+        try:
+            return super().call(verb, message, clients)
+        except FedstillError as error:
+            if self.away:
+                raise Lost(str(error)) from error
+            raise
+
     def judge(self, answered: Collection[str], failures: Sequence[Failure]) -> None:
-        super().judge(answered, failures)
+        super().judge(answered, [failure for failure in failures if not failure.reason.startswith(LEFT_OUT)])
         for name in answered:
             self.failed[name] = 0
         for name in (failure.client for failure in failures):
@@ -116,7 +136,11 @@ class RemoteEngine(Engine):
         super()._greet()
 
     def _draw(self) -> None:
-        """Whoever was not there in the beginning may be there now."""
+        """Whoever was not there in the beginning may be there now, and the operator may want to end here."""
+        if (wish := self.plan.folder / END).exists() and (self.round - 1) % self.plan.save_every == 0 < self.round - 1:
+            why = wish.read_text()
+            wish.unlink()
+            raise Ended(why)
         absent = [name for name in self.plan.clients if name not in self.clients]
         for name, reply in self.deliver(self._pack("hello", None, absent)).items() if absent else ():
             if not isinstance(reply, Failure):
@@ -130,17 +154,11 @@ class RemoteEngine(Engine):
 
     def _open(self, verb: str, name: str, raw: bytes, asked: int) -> Message:
         message = super()._open(verb, name, raw, asked)
+        if isinstance(message, Hello) != (verb == "hello"):
+            raise BadMessage(f"{type(message).__name__} is no reply to {verb}.")
         if isinstance(message, Hello) and message.public_fingerprint != self.plan.public_fingerprint:
             raise BadMessage("it holds other public samples: opinions would not fit together.")
         return message
-
-    def _save(self, answer: Answers) -> None:
-        super()._save(answer)
-        if (wish := self.plan.folder / END).exists():
-            why = wish.read_text()
-            wish.unlink()
-            if self.round < self.rounds:
-                raise Ended(why)
 
     def _note(self, party: str, note: str) -> None:
         with self.noting:
@@ -165,12 +183,19 @@ class RemoteEngine(Engine):
         return {name: future.result() for name, future in begun.items()}
 
     def _converse(self, site: str, header: Mapping[str, Any], payload: bytes) -> Said | Failure:
+        reply = self._bring(site, header, payload)
+        state = "failed" if isinstance(reply, Failure) else "answered"
+        self.tell({"site": site, "state": state, "reason": getattr(reply, "reason", "")})
+        return reply
+
+    def _bring(self, site: str, header: Mapping[str, Any], payload: bytes) -> Said | Failure:
+        """A request to a site that is open, not left out, and in the state that the run is in."""
         if header["what"] == "open":
             return self._open_site(site, None)
         if site in self.left_out:
             back = self._open_site(site, PING_S)
             if isinstance(back, Failure):
-                return Failure(site, f"left out; {back.reason}")
+                return Failure(site, f"{LEFT_OUT}; {back.reason}")
             self.left_out.discard(site)
             self.failed[site] = 0
             self._note(site, "answers again and is taken back.")
@@ -181,10 +206,7 @@ class RemoteEngine(Engine):
             self._went_back(site, restored.header.get("round"))
         if header["what"] == "ping":
             return Said({}, b"")
-        reply = self._request(site, header, payload)
-        state = "failed" if isinstance(reply, Failure) else "answered"
-        self.tell({"site": site, "state": state, "reason": getattr(reply, "reason", "")})
-        return reply
+        return self._request(site, header, payload)
 
     def _open_site(self, site: str, within_s: float | None) -> Said | Failure:
         """Let the site look at the experiment, and send it the public samples if it lacks them."""
@@ -219,10 +241,14 @@ class RemoteEngine(Engine):
         self.tell({"site": site, "state": "asked", "what": header["what"]})
         while True:
             now = time.monotonic()
+            if self.is_over.is_set():
+                return Failure(site, "the job has ended.")
             if now - begun > deadline_s:
+                self.away.add(site)
                 return Failure(site, f"not done within the deadline of {deadline_s:g} s.")
             left = min(begun + deadline_s, heard + silence_s + on_its_way_s) - now
             if left <= 0:
+                self.away.add(site)
                 return Failure(site, f"silent for {silence_s:g} s ({why}).")
             try:
                 said, data = unframe(self.ask(site, next_one, min(left, WAIT_S + silence_s / 3 + on_its_way_s)))
@@ -238,13 +264,14 @@ class RemoteEngine(Engine):
                 for note in said["notes"][:5] if isinstance(said.get("notes"), list) else ():
                     self._note(site, str(note)[:LONGEST])
                 return Said(said, data)
-            if state == "ready" and isinstance(said.get("bytes"), int):
+            if state == "ready" and type(said.get("bytes")) is int and 0 < said["bytes"] < LARGEST:
                 on_its_way_s, next_one = transfer_s(said["bytes"]), frame({**poll, "takes_large": True})
             elif state == "working":
                 self.tell({"site": site, "state": "working", "progress": said.get("progress", {})})
             elif state == "failed":
                 return Failure(site, str(said.get("reason", "no reason given"))[:LONGEST])
             else:
+                self.away.add(site)
                 return Failure(site, "it was restarted, and knows nothing of the call.")
 
 
@@ -264,7 +291,8 @@ def conduct(job: Job, file: CentreFile, runs: Path, ask: Ask, tell: Tell) -> Rec
         tell({"note": sentence})
     if manifest is not None:
         runner.refuse_changes(folder, manifest, plan)
-    tell({"begins": job.id, "rounds": plan.rounds, "after": manifest.round if manifest else 0})
+    before = {"after": manifest.round, "bytes": sum(manifest.bytes.values())} if manifest else {"after": 0, "bytes": 0}
+    tell({"begins": job.id, **before})
 
     def engine(plan: Plan, journal: Journal, tell: Tell) -> Engine:
         return RemoteEngine(plan, public, file, ask, journal, tell)

@@ -76,15 +76,14 @@ class SiteHost:
         return reply
 
     def _save(self, round: int) -> None:
+        self._forget_after(round)
         files = self.host.save(round)
         manifest = Manifest(round, dict(files), {}, {}, {}, 0.0, self.job.experiment, self.plan.corpus_fingerprint)
         checkpoint.write(self.folder, manifest)
 
     def _restore(self, round: int) -> int:
         """Go back to the newest state that is no newer than that round; which one that was."""
-        for path in checkpoint.folder_of(self.folder).glob("round-*.json"):
-            if int(path.stem.removeprefix("round-")) > round:
-                path.unlink()
+        self._forget_after(round)
         manifest, _ = checkpoint.latest(self.folder)
         if manifest is None:
             self.host.restore({})
@@ -93,3 +92,9 @@ class SiteHost:
             raise Refusal("its rows are not those that the experiment began with: it cannot go on from its state.")
         self.host.restore(manifest.parties)
         return manifest.round
+
+    def _forget_after(self, round: int) -> None:
+        """States of later rounds are of a run that went another way: kept, they would drive out those of this one."""
+        for path in checkpoint.folder_of(self.folder).glob("round-*.json"):
+            if int(path.stem.removeprefix("round-")) > round:
+                path.unlink()

@@ -138,19 +138,6 @@ def make_job(centre: Centre, experiment: Experiment) -> Job:
 
 def write_job(job: Job, folder: Path, sites: list[str]) -> Path:
     """The job as FLARE wants it: two classes of ours by name, and no code."""
-    told = {"job": job.to_json()}
-    controller = {"path": "nvflare.collab.runtime.controller.CollabController", "args": {"server_obj_id": "centre"}}
-    executor = {"path": "nvflare.collab.runtime.executor.CollabExecutor", "args": {"client_obj_id": "site"}}
-    server = {
-        "format_version": 2,
-        "workflows": [{"id": "collab", **controller}],
-        "components": [{"id": "centre", "path": "fedstill.engines.flare.Centre", "args": told}],
-    }
-    client = {
-        "format_version": 2,
-        "executors": [{"tasks": ["*"], "executor": executor}],
-        "components": [{"id": "site", "path": "fedstill.engines.flare.Site", "args": told}],
-    }
     meta = {
         "name": job.id,
         "min_clients": len(sites),
@@ -159,8 +146,8 @@ def write_job(job: Job, folder: Path, sites: list[str]) -> Path:
         "resource_spec": {},
     }
     shutil.rmtree(folder, ignore_errors=True)
-    for name, content in (("server", server), ("client", client)):
-        write_whole(folder / "app" / "config" / f"config_fed_{name}.json", json.dumps(content).encode())
+    for name, content in _flare().halves(job.to_json()).items():
+        write_whole(folder / "app" / name, json.dumps(content).encode())
     write_whole(folder / "meta.json", json.dumps(meta).encode())
     return folder
 
@@ -186,7 +173,10 @@ def submit(centre: Centre, job: Job, say: Say, quorum: float, follows: bool = Tr
         reason = _follow(centre, job, number, sites, before, say)
         if Record(folder).is_finished:
             return Record(folder)
-        now = read_status(folder).get("round", 0)
+        status = read_status(folder)
+        now = status.get("round", 0)
+        if status.get("state") == "failed" and status.get("updated", 0) > before:
+            raise FedstillError(f"{job.id}: {reason}")
         if reason == STOPPED:
             say(f"{reason} after round {now}; the same command goes on with it.")
             return None
@@ -249,9 +239,10 @@ class _Teller:
         for note in status["notes"][self.notes - status["forgotten"] :]:
             self.say(f"note: {note}")
         self.notes = status["forgotten"] + len(status["notes"])
-        if status["round"] > max(self.round, 0) and self.round >= 0:
+        if status["round"] > self.round >= 0:
             self.say(round_line(status))
-        self.round = status["round"]
+        if status["state"] != "preparing":
+            self.round = status["round"]
 
 
 def _regroup(folder: Path, back: list[str], say: Say) -> None:

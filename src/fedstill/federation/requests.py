@@ -35,7 +35,7 @@ def unframe(raw: object) -> tuple[dict[str, Any], bytes]:
     size = int.from_bytes(raw[:4], "little")
     try:
         header = json.loads(raw[4 : 4 + size])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadMessage(f"{len(raw)} bytes that are no frame.") from error
     if not isinstance(header, dict):
         raise BadMessage(f"{len(raw)} bytes that are no frame.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from fedstill.federation.worker import Died, Errand, Failed, Worker
 from fedstill.files import write_whole
 from fedstill.wire.messages import BadMessage, Parameters
 
+GIVEN_UP = "it took too long and was given up."
 DEATHS = 2
 """How often a worker may die over one request before that is a failure."""
 
@@ -54,6 +56,7 @@ class Site:
         self.since: list[tuple[int, bytes]] = []
         """The calls since then: a worker that died is brought back by hearing them again."""
         self.is_open = False
+        self.round = 0
         self.task = Task(0)
         self.lock, self.working = threading.Lock(), threading.Lock()
 
@@ -77,15 +80,14 @@ class Site:
         """Let go of the worker."""
         with self.lock:
             self.task.is_superseded = True
-            if self.worker is not None:
-                self.worker.process.kill()
+            self._end_worker()
 
     def _begin(self, number: int, header: dict[str, Any], payload: bytes) -> None:
         """A new request: the centre has given up on the one before, if that is still being worked on."""
         before, self.task = self.task, Task(number)
         before.is_superseded = True
-        if not before.done.is_set() and self.worker is not None:
-            self.worker.process.kill()
+        if not before.done.is_set():
+            self._end_worker()
         threading.Thread(target=self._work, args=(self.task, header, payload), daemon=True).start()
 
     def _work(self, task: Task, header: dict[str, Any], payload: bytes) -> None:
@@ -104,6 +106,7 @@ class Site:
                 more, task.payload = verbs[header["what"]](task, header, payload)
                 task.header = {"state": "done", "notes": task.notes, **more}
             except (Failed, Refusal) as error:
+                self._log(f"{header['what']}: {error}")
                 task.header = {"state": "failed", "reason": str(error)}
             except Exception as error:  # whatever it is, the centre hears of it, and not what it says
                 self._log(f"{type(error).__name__}: {error}")
@@ -122,6 +125,7 @@ class Site:
             self._keep_public(own)
         wants = not self.public.exists() or not self._is_agreed(PublicSet.unpack(self.public.read_bytes()))
         self.is_open = True
+        self._log(f"takes part in {self.job.experiment['algorithm']['name']}, hash {self.job.hash[:16]}")
         return {"wants_public": wants}, b""
 
     def _take_public(self, task: Task, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
@@ -142,6 +146,9 @@ class Site:
 
     def _call(self, task: Task, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         round = int(header["round"])
+        if round != self.round and 0 < round <= self.job.experiment["rounds"]:
+            self._log(f"round {round} of {self.job.experiment['rounds']}")
+        self.round = round
         try:
             reply = self._ask(task, {"what": "call"}, payload)
         except BaseException:
@@ -157,8 +164,10 @@ class Site:
         return {}, b""
 
     def _restore(self, task: Task, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
-        self.boundary, self.since = int(header["round"]), []
-        return {"round": json.loads(self._ask(task, {"what": "restore", "round": self.boundary}))}, b""
+        wanted = self.boundary = int(header["round"])
+        self.since = []
+        self.boundary = int(json.loads(self._ask(task, {"what": "restore", "round": wanted})))
+        return {"round": self.boundary}, b""
 
     # The worker
 
@@ -171,32 +180,57 @@ class Site:
         deaths: list[str] = []
         while True:
             try:
-                return self._living(tell).ask(header, payload, tell)
+                return self._living(task, tell).ask(header, payload, tell)
             except Died as death:
                 self.worker = None
                 if task.is_superseded:
-                    raise Failed("it took too long and was given up.") from death
+                    raise Failed(GIVEN_UP) from death
                 deaths.append(str(death))
                 task.notes.append(f"its worker died ({death}) and was started again.")
                 self._log(f"the worker died over {header['what']} ({death}); it is started again.")
                 if len(deaths) > DEATHS:
                     raise Failed(f"its worker died {len(deaths)} times over one request ({deaths[-1]}).") from death
 
-    def _living(self, tell: Callable[[dict[str, Any]], None]) -> Worker:
-        if self.worker is None or not self.worker.is_alive:
+    def _living(self, task: Task, tell: Callable[[dict[str, Any]], None]) -> Worker:
+        """A worker in the state that the site is in."""
+        with self.lock:  # whoever gives a task up ends its worker: none may be started for it afterwards
+            if task.is_superseded:
+                raise Failed(GIVEN_UP)
+            if self.worker is not None:
+                if self.worker.is_alive:
+                    return self.worker
+                task.notes.append(f"its worker died ({self.worker.kill()}) and was started again.")
             errand = Errand(
                 self.name, self.job.to_json(), to_values(self.file), str(self.folder.resolve()), str(self.public)
             )
-            self.worker = Worker(errand, self.folder / "worker.log")
-            if self.boundary:
-                self.worker.ask({"what": "restore", "round": self.boundary}, b"", tell)
-            for _, raw in self.since:
-                self.worker.ask({"what": "call"}, raw, tell)
-        return self.worker
+            worker = self.worker = Worker(errand, self.folder / "worker.log")
+        try:
+            self._bring_back(worker, task, tell)
+        except Failed:
+            worker.kill()  # it is not where the site is, and must not be asked anything
+            self.worker = None
+            raise
+        return worker
+
+    def _bring_back(self, worker: Worker, task: Task, tell: Callable[[dict[str, Any]], None]) -> None:
+        if self.boundary:
+            reached = int(json.loads(worker.ask({"what": "restore", "round": self.boundary}, b"", tell)))
+            if reached != self.boundary:
+                task.notes.append(
+                    f"its state after round {self.boundary} is lost; that after {reached} takes its place."
+                )
+                self.boundary = reached
+        for _, raw in self.since:
+            worker.ask({"what": "call"}, raw, tell)
+
+    def _end_worker(self) -> None:
+        if self.worker is not None:
+            self.worker.process.kill()
+            self.worker = None
 
     def _log(self, line: str) -> None:
         with (self.folder / "site.log").open("a", encoding="utf-8") as out:
-            out.write(line + "\n")
+            out.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
 
 def refuse_unwanted(job: Job, file: SiteFile, name: str) -> None:
@@ -212,7 +246,10 @@ def refuse_unwanted(job: Job, file: SiteFile, name: str) -> None:
     try:
         experiment = job.settled()
         algorithm = algorithms.make(experiment.algorithm)
-    except FedstillError as error:  # the job's words, not the site's
+    except FedstillError as error:
+        if any(place.rpartition(":")[0] in str(error) for place in file.own.values()):
+            raise  # it speaks of a file of the site's: for the site's own log
+        # The job's words, not the site's.
         raise Refusal(f"it cannot run the experiment: {error}") from error
     if limits.rounds is not None and experiment.rounds > limits.rounds:
         raise Refusal(f"it takes part in {limits.rounds} rounds at most, and the experiment has {experiment.rounds}.")

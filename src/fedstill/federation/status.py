@@ -10,7 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fedstill.federation.centre import Ended
+from fedstill.errors import FedstillError
+from fedstill.federation.centre import Ended, Lost
 from fedstill.federation.job import Job
 from fedstill.files import write_whole
 
@@ -46,7 +47,7 @@ class Status:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self.lock:
-            self.state["state"] = "finished" if error is None else "stopped" if isinstance(error, Ended) else "failed"
+            self.state["state"] = _last_word(error)
             self.state["reason"] = "" if error is None else str(error) or type(error).__name__
             self._write(at_once=True)
 
@@ -58,7 +59,7 @@ class Status:
     def _take(self, event: dict[str, Any]) -> None:
         state = self.state
         if "begins" in event:
-            state |= {"state": "running", "round": event["after"], "rounds": event["rounds"]}
+            state |= {"state": "running", "round": event["after"], "bytes": event["bytes"]}
         elif "site" in event:
             self._site(state["sites"].setdefault(event["site"], {}), event)
         elif "metric" in event:
@@ -91,6 +92,14 @@ class Status:
             self.written = time.monotonic()
             self.state["updated"] = time.time()
             write_whole(self.path, json.dumps(self.state).encode())
+
+
+def _last_word(error: BaseException | None) -> str:
+    if error is None:
+        return "finished"
+    if isinstance(error, Ended):
+        return "stopped"
+    return "failed" if isinstance(error, FedstillError) and not isinstance(error, Lost) else "interrupted"
 
 
 def late(sites: dict[str, Any], now: float) -> list[str]:
