@@ -57,11 +57,11 @@ class Submission:
         return read_status(self.folder)
 
     def at_work(self, site: str, round: int) -> bool:
-        """Whether that site learns in that round."""
+        """Whether that site has its call of that round."""
         status = self.status
         place = status.get("sites", {}).get(site, {})
         in_round = status.get("state") == "running" and status["round"] == round - 1
-        return in_round and place.get("state") == "working" and place["progress"].get("phase") == "train"
+        return in_round and place.get("state") in ("asked", "working") and place["what"] == "call"
 
     def wait(self, within_s: float = 300.0) -> Record:
         """The record, when it is there."""
