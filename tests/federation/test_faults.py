@@ -83,10 +83,18 @@ def test_a_site_that_dies_whole_and_comes_back_takes_part_as_if_nothing_had_been
     assert differences(record, undisturbed) == []
 
 
-def test_a_server_that_dies_goes_on_after_the_last_finished_round(stage: Rehearsal, undisturbed: Any) -> None:
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_server_that_dies_goes_on_after_the_last_finished_round(
+    stage: Rehearsal, undisturbed: Any, is_whole: bool
+) -> None:
     submission = Submission(stage)
     until(lambda: submission.at_work("books", 3))
-    kill_all(stage.server)
+    if is_whole:
+        kill_all(stage.server)
+    else:  # the job's own process stays behind
+        assert stage.server.process is not None
+        stage.server.process.kill()
+        stage.server.process.wait()
     time.sleep(2)
     stage.server.start()
     record = submission.wait()

@@ -19,6 +19,7 @@ from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 from nvflare.collab.api.facade import Facade as collab
 from nvflare.fuel.f3.mpm import MainProcessMonitor
 from nvflare.fuel.flare_api.flare_api import new_secure_session
+from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
 from nvflare.private.fed.app.client import client_train
 from nvflare.private.fed.app.server import server_train
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
@@ -120,6 +121,11 @@ class Admin:
         with _in_words():
             return {info.name: float(info.last_connect_time) for info in self.session.get_system_info().client_info}
 
+    def began(self) -> float:
+        """When the server was started; jobs of before are gone, whatever it says of them."""
+        with _in_words():
+            return float(self.session.get_system_info().server_info.start_time)
+
     def submit(self, folder: Path) -> str:
         """Hand in a job; its number."""
         with _in_words():
@@ -170,21 +176,21 @@ class NothingButNames(AppValidator):  # type: ignore[misc]
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
         """FLARE wants a sentence where something is wrong, and what it found."""
         folder = Path(app_folder)
-        files = [path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith(SIGNATURES)]
+        files = [path for path in folder.rglob("*") if not path.is_dir() and path.name not in SIGNATURES]
         if unwanted := sorted({str(path.relative_to(folder)) for path in files} - set(halves(""))):
             return f"a job brings no files along, and this one has {', '.join(unwanted[:3])}", {}
         try:
             found = {name: json.loads((folder / name).read_text()) for name in halves("")}
             job = found["config/config_fed_server.json"]["components"][0]["args"]["job"]
             Job.from_json(job)
-        except (OSError, ValueError, LookupError, TypeError, FedstillError) as error:
+        except (OSError, ValueError, LookupError, TypeError, RecursionError, FedstillError) as error:
             return f"this is no job of fedstill's ({type(error).__name__})", {}
         if other := [name for name, half in halves(job).items() if found[name] != half]:
             return f"a job names fedstill's own classes only, and {other[0]} of this one has something else", {}
         return "", {}
 
 
-SIGNATURES = ".__nvfl_"
+SIGNATURES = {NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE}
 """What FLARE itself puts beside a job's files."""
 
 NEEDED = {

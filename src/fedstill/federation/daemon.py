@@ -36,7 +36,9 @@ class Daemon:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; its output goes to the kit's log."""
+        """Start it; its output goes to the kit's log. What an earlier one has left behind is ended first."""
+        for process in left_behind(self.kit):
+            end_tree(process.pid)
         self.log.parent.mkdir(exist_ok=True)
         organised = [] if self.kind == "centre" else [f"uid={self.name}"]
         command = [sys.executable, "-u", "-m", "fedstill.engines.flare", self.kind, "-m", str(self.kit)]
@@ -82,6 +84,16 @@ class Daemon:
                 self.start()
             watch()
             time.sleep(every_s)
+
+
+def left_behind(kit: Path) -> list[psutil.Process]:
+    """FLARE's processes that run from a kit: those of a job outlive the one that started them."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if str(kit) in words and any("nvflare" in word or "fedstill.engines.flare" in word for word in words):
+            found.append(process)
+    return found
 
 
 def end_tree(pid: int) -> None:

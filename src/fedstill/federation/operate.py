@@ -212,6 +212,8 @@ def _follow(centre: Centre, job: Job, number: str, sites: list[str], before: flo
         try:
             with centre.admin() as admin:
                 silent = ""
+                if admin.began() > before:
+                    return "the server was restarted"
                 while True:
                     meta, status = admin.job(number), read_status(folder)
                     if status.get("updated", 0) > before:
