@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from fedstill.errors import FedstillError
 
@@ -112,7 +113,8 @@ def submit(
     job = operate.make_job(centre, chosen)
     say(f"{job.id}; sites that pin experiments accept it by its hash: {job.hash[:16]}")
     try:
-        record = operate.submit(centre, job, say, chosen.quorum, follows=not detach)
+        with _showing() as show:
+            record = operate.submit(centre, job, say, chosen.quorum, follows=not detach, show=show)
     except KeyboardInterrupt:
         say("the job goes on without this command, which would hand it in again if it ended; run it again to follow.")
         raise typer.Exit(130) from None
@@ -253,8 +255,8 @@ def rehearse(
 
     chosen = from_source(_source(experiment, overrides))
     folder = out or Path("rehearsals") / chosen.name
-    with _until_interrupted(f"Torn down; what was written is in {folder}.", 130):
-        record = run_all(chosen, folder, say, force)
+    with _until_interrupted(f"Torn down; what was written is in {folder}.", 130), _showing() as show:
+        record = run_all(chosen, folder, say, force, show)
     console.print(render(compare(load_runs([record])), console.width))
     say(f"{record}; the sites' and the centre's own files are beside it.")
 
@@ -263,6 +265,16 @@ def _source(experiment: Path, overrides: list[str] | None) -> Any:
     from fedstill.cli import experiment_source
 
     return experiment_source(experiment, overrides or [])
+
+
+@contextmanager
+def _showing() -> Iterator[Callable[[str], None]]:
+    """A last line that is kept up to date, on a terminal."""
+    if not console.is_terminal:
+        yield lambda line: None
+        return
+    with console.status("") as spinner:
+        yield lambda line: spinner.update(escape(line))
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from fedstill.federation.daemon import Daemon, Presence, is_free
 from fedstill.federation.data import read_public
 from fedstill.federation.files import CentreFile, FederationFile, read_file, to_values
 from fedstill.federation.job import Job
+from fedstill.federation.status import in_a_line
 from fedstill.files import write_whole
 from fedstill.results.record import Record
 
@@ -152,7 +153,9 @@ def write_job(job: Job, folder: Path, sites: list[str]) -> Path:
     return folder
 
 
-def submit(centre: Centre, job: Job, say: Say, quorum: float, follows: bool = True) -> Record | None:
+def submit(
+    centre: Centre, job: Job, say: Say, quorum: float, follows: bool = True, show: Say = lambda line: None
+) -> Record | None:
     """Hand a job in and follow it to its end; a job that ends before is handed in again, as long as rounds finish."""
     folder = centre.runs / job.id
     if Record(folder).is_finished:
@@ -170,7 +173,7 @@ def submit(centre: Centre, job: Job, say: Say, quorum: float, follows: bool = Tr
         if not follows:
             say("next: fedstill federation status")
             return None
-        reason = _follow(centre, job, number, sites, before, say)
+        reason = _follow(centre, job, number, sites, before, _Teller(say, show))
         if Record(folder).is_finished:
             return Record(folder)
         status = read_status(folder)
@@ -205,9 +208,9 @@ def _wait_for_sites(centre: Centre, job: Job, quorum: float, say: Say) -> list[s
         time.sleep(1.0)
 
 
-def _follow(centre: Centre, job: Job, number: str, sites: list[str], before: float, say: Say) -> str:
+def _follow(centre: Centre, job: Job, number: str, sites: list[str], before: float, teller: _Teller) -> str:
     """Tell what happens until the job ends; why it did."""
-    folder, teller, silent = centre.runs / job.id, _Teller(say), ""
+    folder, silent = centre.runs / job.id, ""
     while True:
         try:
             with centre.admin() as admin:
@@ -218,7 +221,7 @@ def _follow(centre: Centre, job: Job, number: str, sites: list[str], before: flo
                     meta, status = admin.job(number), read_status(folder)
                     if status.get("updated", 0) > before:
                         teller.tell(status)
-                        _regroup(folder, _back(status, set(admin.connected()), sites), say)
+                        _regroup(folder, _back(status, set(admin.connected()), sites), teller.say)
                     if Record(folder).is_finished:  # FLARE takes some seconds more to notice
                         return ""
                     if (state := str(meta.get("status", ""))).startswith("FINISHED"):
@@ -226,18 +229,19 @@ def _follow(centre: Centre, job: Job, number: str, sites: list[str], before: flo
                     time.sleep(0.5)
         except FedstillError as error:
             if not silent:
-                say(f"{error} Waiting for it.")
+                teller.say(f"{error} Waiting for it.")
             silent = str(error)
         time.sleep(1.0)
 
 
 class _Teller:
-    """Says what is new in a status."""
+    """Says what is new in a status, and shows what is going on."""
 
-    def __init__(self, say: Say) -> None:
-        self.say, self.round, self.notes = say, -1, 0
+    def __init__(self, say: Say, show: Say) -> None:
+        self.say, self.show, self.round, self.notes = say, show, -1, 0
 
     def tell(self, status: dict[str, Any]) -> None:
+        self.show(in_a_line(status))
         for note in status["notes"][self.notes - status["forgotten"] :]:
             self.say(f"note: {note}")
         self.notes = status["forgotten"] + len(status["notes"])

@@ -38,22 +38,22 @@ class Rehearsal:
         """The job of the rehearsed experiment."""
         return operate.make_job(self.centre, self.simulated.experiment)
 
-    def submit(self, say: Say) -> Record:
+    def submit(self, say: Say, show: Say = lambda line: None) -> Record:
         """Run the experiment to its end."""
-        record = operate.submit(self.centre, self.job, say, self.simulated.experiment.quorum)
+        record = operate.submit(self.centre, self.job, say, self.simulated.experiment.quorum, show=show)
         if record is None:
             raise FedstillError("the rehearsal was stopped.")
         return record
 
 
-def rehearse(experiment: Experiment, out: Path, say: Say, force: bool = False) -> Path:
+def rehearse(experiment: Experiment, out: Path, say: Say, force: bool = False, show: Say = lambda line: None) -> Path:
     """Make a federation of the experiment's clients, run it, fetch the record, and tear it down."""
     if force:
         shutil.rmtree(out, ignore_errors=True)
     if out.exists() and any(out.iterdir()):
         raise FedstillError(f"{out} is not empty: choose another folder with --out, or rehearse anew with --force.")
     with rehearsing(experiment, out, say) as rehearsal:
-        rehearsal.submit(say)
+        rehearsal.submit(say, show)
         return operate.fetch(rehearsal.centre, rehearsal.job.id, out / "run")
 
 

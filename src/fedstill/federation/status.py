@@ -108,3 +108,24 @@ def late(sites: dict[str, Any], now: float) -> list[str]:
     usual = statistics.median(took) if took else float("inf")
     waiting = {name: now - place["since"] for name, place in sites.items() if place["state"] in ("asked", "working")}
     return [name for name, seconds in waiting.items() if seconds > max(2 * usual, 5.0)]
+
+
+def doing(place: dict[str, Any], is_late: bool = False) -> str:
+    """What a site does, in a few words."""
+    state, progress = place.get("state", "waiting"), place.get("progress") or {}
+    if state in ("asked", "working"):
+        seconds = time.time() - place["since"]
+        steps = f" {progress['done']}/{progress['steps']}" if {"done", "steps"} <= set(progress) else ""
+        does = f"{progress.get('phase', place.get('what', ''))}{steps}, {seconds:.0f} s"
+        return f"late: {does}" if is_late else does
+    if state == "failed":
+        return f"failed: {place.get('reason', '')}"
+    return str(state)
+
+
+def in_a_line(status: dict[str, Any]) -> str:
+    """What a job does now."""
+    if status["state"] != "running":
+        return str(status["state"])
+    sites = ", ".join(f"{name} {doing(place)}" for name, place in status["sites"].items())
+    return f"round {min(status['round'] + 1, status['rounds'])} of {status['rounds']}: {sites}"

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fedstill.errors import FedstillError
 from fedstill.federation.operate import Centre, newest, read_status, round_line
-from fedstill.federation.status import late
+from fedstill.federation.status import doing, late
 from fedstill.results.record import Record
 
 WORRY_DAYS = 30
@@ -69,10 +69,10 @@ def _sites(centre: Centre, connected: dict[str, float] | None, status: dict[str,
     for name in centre.file.sites:
         place = places.get(name, {})
         score = place.get("score", {}).get("f1")
-        doing = _doing(place, name in slow) if is_running else ""
+        does = doing(place, name in slow) if is_running else ""
         style = "red" if place.get("state") == "failed" or (connected is not None and name not in connected) else None
         table.add_row(
-            name, _connection(name, connected), doing, "" if score is None else f"{100 * score:.1f}", style=style
+            name, _connection(name, connected), does, "" if score is None else f"{100 * score:.1f}", style=style
         )
     return table
 
@@ -84,15 +84,3 @@ def _connection(name: str, connected: dict[str, float] | None) -> str:
         return "away"
     silent = time.time() - connected[name]
     return "connected" if silent < HEARD_S else f"silent for {silent:.0f} s"
-
-
-def _doing(place: dict[str, Any], is_late: bool) -> str:
-    state, progress = place.get("state", "waiting"), place.get("progress") or {}
-    if state in ("asked", "working"):
-        seconds = time.time() - place["since"]
-        steps = f" {progress['done']}/{progress['steps']}" if {"done", "steps"} <= set(progress) else ""
-        doing = f"{progress.get('phase', place.get('what', ''))}{steps}, {seconds:.0f} s"
-        return f"late: {doing}" if is_late else doing
-    if state == "failed":
-        return f"failed: {place.get('reason', '')}"
-    return str(state)
