@@ -1,13 +1,12 @@
 """What an exchange with three sites costs on each engine: there and back, nobody computes.
 
-    python benchmarks/exchange.py [--json FILE]
+    python benchmarks/exchange.py
 
 Prints the median of the wall clock an exchange. `flare` is a whole federation on this machine, with TLS.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -43,20 +42,13 @@ def medians(record: Record) -> dict[str, float]:
     return {line["observation"]: round(line["values"]["median_ms"], 1) for line in observed}
 
 
-def main() -> None:
-    """Run both and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
+def measure() -> dict[str, dict[str, float]]:
+    """Both engines."""
     with tempfile.TemporaryDirectory() as scratch:
         local = medians(fedstill.run(experiment(), Path(scratch) / "local"))
-        print("local", local, "ms")
         folder = rehearse(experiment(), Path(scratch) / "flare", lambda line: print(line, file=sys.stderr))
-        flare = medians(Record(folder))
-        print("flare", flare, "ms")
-    if chosen.json is not None:
-        chosen.json.write_text(json.dumps({"local_ms": local, "flare_ms": flare}, indent=1) + "\n")
+        return {"local": local, "flare": medians(Record(folder))}
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(measure(), indent=1))

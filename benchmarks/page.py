@@ -55,6 +55,7 @@ def page(found: Found, machines: dict[str, dict[str, Any]], cores: object) -> st
         *gpu(found, machines),
         *conversation(found),
         *noise.lines(found),
+        *exchange(found),
         *memory(found),
     ]
     return "\n".join(parts)
@@ -128,8 +129,7 @@ def gpu(found: Found, machines: dict[str, dict[str, Any]]) -> list[str]:
         "",
         *text(
             "Useful TFLOP/s: 6 x parameters that are not embeddings x real tokens, a second. The plain loop is fp32, "
-            f"padded to {WIDTH}; the others are bf16. By the clock; bert-tiny's rows are of a build before "
-            "the others', which counted attention's backward pass as pointwise. Again, on a machine with a GPU:"
+            f"padded to {WIDTH}; the others are bf16. By the clock. Again, on a machine with a GPU:"
         ),
         "    python benchmarks/gpu.py --pack ../shared/data/amazon reviews.npz && python benchmarks/gpu.py reviews.npz",
         "",
@@ -215,5 +215,24 @@ def memory(found: Found) -> list[str]:
         "| what | peak GiB |",
         "|---|---|",
         *(f"| {what} | {v['peak_gib']:.2f} |" for what, v in found.get("memory", {}).items()),
+        "",
+    ]
+
+
+def exchange(found: Found) -> list[str]:
+    """What a message there and one back cost."""
+    engines = found.get("exchange", {})
+    sizes = list(next(iter(engines.values()), {}))
+    return [
+        "## An exchange with three clients, nobody computes: milliseconds by the clock, median",
+        "",
+        *text(
+            "There and back, both of that size, through the codec and the guard; `flare` is a whole federation on "
+            "this machine, with TLS, three processes a site and the server's two."
+        ),
+        "",
+        f"| engine | {' | '.join(sizes)} |",
+        f"|---|{'---|' * len(sizes)}",
+        *(f"| {name} | {' | '.join(f'{v:.0f}' for v in values.values())} |" for name, values in engines.items()),
         "",
     ]

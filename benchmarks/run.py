@@ -16,6 +16,7 @@ from typing import Any
 
 import clients
 import conversation
+import exchange
 import growth
 import noise
 import page
@@ -46,6 +47,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "noise-ratios": noise.ratios,
     "noise-growth": noise.growth,
     "memory": memory,
+    "exchange": exchange.measure,
 }
 
 MORE: dict[str, Callable[[], dict[str, Any]]] = {"clients-active": clients.active}
