@@ -5,7 +5,7 @@ It speaks over a socket to whoever started it, and to nobody else: requests in, 
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import signal
 import socket
@@ -50,7 +50,7 @@ class Worker:
         here, there = socket.socketpair()
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "fedstill.federation.worker", str(there.fileno()), json.dumps(asdict(errand))],
+                [sys.executable, "-m", "fedstill.federation.worker", str(there.fileno())],
                 pass_fds=[there.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -58,6 +58,8 @@ class Worker:
             )
         there.close()
         self.pipe = Connection(here.detach())
+        with contextlib.suppress(OSError):  # who asks it something will notice that it died at once
+            self.pipe.send_bytes(frame(asdict(errand)))  # not as an argument, which everybody on the machine could read
 
     @property
     def is_alive(self) -> bool:
@@ -94,7 +96,8 @@ def main() -> None:
     """A worker's life: requests one after the other until the socket closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: who started it decides
     threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
-    pipe, errand = Connection(int(sys.argv[1])), Errand(**json.loads(sys.argv[2]))
+    pipe = Connection(int(sys.argv[1]))
+    errand = Errand(**unframe(pipe.recv_bytes())[0])
     from fedstill.federation.host import SiteHost
 
     lock = threading.Lock()
