@@ -15,6 +15,7 @@ from fedstill.federation import kits
 from fedstill.federation.daemon import Daemon, Presence, answers
 from fedstill.federation.files import SiteFile, read_file, to_values
 from fedstill.files import write_whole
+from fedstill.models.build import party_tokenizer
 from fedstill.units import size_text
 
 Say = Callable[[str], None]
@@ -36,6 +37,8 @@ def prepare_site(kit: Path, site: Path, say: Say) -> str:
         say(f"public: {len(corpora.load_public(file.public)):,} texts")
     if file.model is not None:
         file.model.check()
+        party_tokenizer(file.model, "bert-tiny")  # finds the model, and fetches it where it must
+        say(f"model: {file.model}")
     free = shutil.disk_usage(kit).free
     if free < ROOM:
         raise FedstillError(f"{kit} lies on a disk with {size_text(free)} free; at least {size_text(ROOM)} are needed.")
