@@ -17,9 +17,11 @@ from typing import Any
 from nvflare.apis.app_validation import AppValidator
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 from nvflare.collab.api.facade import Facade as collab
+from nvflare.fuel.f3.cellnet.identity import get_cert_common_name
 from nvflare.fuel.f3.mpm import MainProcessMonitor
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
+from nvflare.lighter.utils import load_crt_chain
 from nvflare.private.fed.app.client import client_train
 from nvflare.private.fed.app.server import server_train
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
@@ -30,6 +32,7 @@ from fedstill.federation import centre, site
 from fedstill.federation.centre import Ended, Unreachable
 from fedstill.federation.files import CentreFile, SiteFile
 from fedstill.federation.job import Job
+from fedstill.federation.kits import ADMIN
 from fedstill.federation.requests import frame
 from fedstill.federation.status import Status
 
@@ -171,7 +174,7 @@ def halves(job: str) -> dict[str, dict[str, Any]]:
 
 
 class NothingButNames(AppValidator):  # type: ignore[misc]
-    """Refuses a job that is anything but the two files that name our classes, whoever signed it."""
+    """Refuses a job that is anything but the two files that name our classes, or that the centre has not signed."""
 
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
         """FLARE wants a sentence where something is wrong, and what it found."""
@@ -183,10 +186,14 @@ class NothingButNames(AppValidator):  # type: ignore[misc]
             found = {name: json.loads((folder / name).read_text()) for name in halves("")}
             job = found["config/config_fed_server.json"]["components"][0]["args"]["job"]
             Job.from_json(job)
+            certificates = [load_crt_chain(path)[0] for path in folder.rglob(NVFLARE_SUBMITTER_CRT_FILE)]
         except (OSError, ValueError, LookupError, TypeError, RecursionError, FedstillError) as error:
             return f"this is no job of fedstill's ({type(error).__name__})", {}
         if other := [name for name, half in halves(job).items() if found[name] != half]:
             return f"a job names fedstill's own classes only, and {other[0]} of this one has something else", {}
+        # FLARE has verified the signatures by now, and takes those of any certificate of the federation's.
+        if others := {str(get_cert_common_name(certificate)) for certificate in certificates} - {ADMIN}:
+            return f"jobs are signed by {ADMIN}, and this one by {', '.join(sorted(others))}", {}
         return "", {}
 
 
