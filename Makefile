@@ -12,10 +12,10 @@ demo: $(READY)
 	$(BIN)/fedstill demo
 
 test: lint
-	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not slow"
 
 test-all: lint
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 	$(BIN)/python scripts/kill_and_resume.py --kills 20
 
 bench: $(BENCH)
