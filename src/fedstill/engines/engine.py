@@ -173,6 +173,8 @@ class Engine(ABC):
             raise BadMessage("an empty reply.")
         if parcel.envelope.get("round") != self.round:
             raise BadMessage(f"a reply for round {parcel.envelope.get('round')} in round {self.round}.")
+        if isinstance(parcel.message, Hello) != (verb == "hello"):
+            raise BadMessage(f"{type(parcel.message).__name__} is no reply to {verb}.")
         check(parcel.message, self.plan.dimensions | {"asked": asked})
         metrics, notes = parcel.envelope.get("metrics", []), parcel.envelope.get("notes", [])
         check_measured(metrics, notes)

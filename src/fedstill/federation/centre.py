@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,8 +154,6 @@ class RemoteEngine(Engine):
 
     def _open(self, verb: str, name: str, raw: bytes, asked: int) -> Message:
         message = super()._open(verb, name, raw, asked)
-        if isinstance(message, Hello) != (verb == "hello"):
-            raise BadMessage(f"{type(message).__name__} is no reply to {verb}.")
         if isinstance(message, Hello) and message.public_fingerprint != self.plan.public_fingerprint:
             raise BadMessage("it holds other public samples: opinions would not fit together.")
         return message
@@ -180,6 +178,8 @@ class RemoteEngine(Engine):
             name: self.threads.submit(self._converse, name, header, payload)
             for name, (header, payload) in requests.items()
         }
+        for future in as_completed(begun.values()):
+            future.result()  # what is more than one site's failure ends the run at once
         return {name: future.result() for name, future in begun.items()}
 
     def _converse(self, site: str, header: Mapping[str, Any], payload: bytes) -> Said | Failure:
@@ -243,13 +243,12 @@ class RemoteEngine(Engine):
             now = time.monotonic()
             if self.is_over.is_set():
                 return Failure(site, "the job has ended.")
-            if now - begun > deadline_s:
-                self.away.add(site)
-                return Failure(site, f"not done within the deadline of {deadline_s:g} s.")
             left = min(begun + deadline_s, heard + silence_s + on_its_way_s) - now
             if left <= 0:
                 self.away.add(site)
-                return Failure(site, f"silent for {silence_s:g} s ({why}).")
+                if now >= heard + silence_s + on_its_way_s:
+                    return Failure(site, f"silent for {silence_s:g} s ({why}).")
+                return Failure(site, f"not done within the deadline of {deadline_s:g} s.")
             try:
                 said, data = unframe(self.ask(site, next_one, min(left, WAIT_S + silence_s / 3 + on_its_way_s)))
             except Unreachable as error:
