@@ -78,7 +78,7 @@ def together(tmp_path: Path, reviews_of_two: Path) -> Iterator[Make]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A centre that asks again soon."""
-    monkeypatch.setattr(centre, "PING_S", 1.0)
+    monkeypatch.setattr(centre, "PING_S", 0.5)
     monkeypatch.setattr(centre, "PAUSE_S", 0.1)
 
 
@@ -361,15 +361,15 @@ def test_a_stalled_site_is_given_up_at_the_deadline_and_returns_as_if_it_had_not
 
     def hear(event: dict[str, Any]) -> None:
         if event.get("round") == 1 and "rounds" in event:
-            stage.wait_no_longer_than(4.0)
+            stage.wait_no_longer_than(3.0)
         if "deadline" in event.get("note", ""):
             stage.wait_no_longer_than(3600.0)
             given_up_after.append(time.monotonic() - stopped_at[0])
 
     stage.transport = stalling
     record = stage.conduct(hear)
-    assert record.notes == ["no usable reply: not done within the deadline of 4 s."]
-    assert 4 <= given_up_after[0] < 9  # the site speaks every two seconds
+    assert record.notes == ["no usable reply: not done within the deadline of 3 s."]
+    assert 3 <= given_up_after[0] < 8  # the site speaks every two seconds
     assert trained(record, "garden") == [1, 3]
     assert trained(record, "books") == [1, 2, 3]
 
@@ -388,14 +388,14 @@ def test_a_stalled_site_is_given_up_at_the_deadline_and_returns_as_if_it_had_not
 
 
 def test_a_site_that_comes_and_goes_takes_part_when_it_is_there(together: Make, impatient: None) -> None:
-    stage = together({"silence": "2s", "failures": 1}, rounds=6)
+    stage = together({"silence": "1s", "failures": 1}, rounds=6)
     gone_at: list[float] = []
 
     def unsteady(request: Request, deliver: Deliver) -> bytes:
         if request.site == "garden":
             if stage.round == 3 and not gone_at:
                 gone_at.append(time.monotonic())
-            is_short = stage.round == 3 and time.monotonic() < gone_at[0] + 1
+            is_short = stage.round == 3 and time.monotonic() < gone_at[0] + 0.5
             if stage.round in (1, 4, 5) or is_short:
                 raise Unreachable("the line is cut")
         return deliver()
@@ -404,16 +404,18 @@ def test_a_site_that_comes_and_goes_takes_part_when_it_is_there(together: Make, 
     record = stage.conduct()
     garden = [note.removeprefix("garden: ") for note in stage.notes]
     assert garden == [
-        "no usable reply: silent for 2 s (the line is cut).",  # opening
+        "no usable reply: silent for 1 s (the line is cut).",  # opening
         "left out after 1 failures, until it answers again.",
         "answers again and is taken back.",  # round 2; of the short silence in round 3 nothing is heard
-        "no usable reply: silent for 2 s (the line is cut).",
+        "no usable reply: silent for 1 s (the line is cut).",
         "left out after 1 failures, until it answers again.",
         "answers again and is taken back.",
     ]
     assert gone_at
     failed = [event["reason"] for event in stage.events if event.get("state") == "failed"]
-    assert failed.count("left out; silent for 1 s (the line is cut).") == 3  # hello, round 1, round 5: short tries only
+    assert (
+        failed.count("left out; silent for 0.5 s (the line is cut).") == 3
+    )  # hello, round 1, round 5: short tries only
     assert trained(record, "garden") == [2, 3, 6]
     assert trained(record, "books") == [1, 2, 3, 4, 5, 6]
     assert rounds_measured(record) == [1, 2, 3, 4, 5, 6]

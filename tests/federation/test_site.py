@@ -262,24 +262,21 @@ def test_a_worker_is_brought_back_to_where_the_site_was_or_not_asked_at_all(toge
     ask = opened(stage, stage.site("garden"))
     _, first = ask("call", turn(1), round=1)
     assert ask("save", round=1)[0]["state"] == "done"
-    _, second = ask("call", turn(2), round=2)
     kill(ask.site)
-    _, third = ask("call", turn(3), round=3)
-    undisturbed = host(stage)
-    heard = [undisturbed.answer({"what": "call"}, turn(round)) for round in (1, 2, 3)]
-    assert [Slip.take_off(raw)[0] for raw in heard] == [Slip.take_off(raw)[0] for raw in (first, second, third)]
 
     rows = stage.written.sites["garden"].parent / "train.jsonl"
     shutil.copy(rows, rows.with_suffix(".before"))
     rows.write_text("".join(reversed(rows.read_text().splitlines(keepends=True))))
-    kill(ask.site)
     for _ in range(2):
-        said, payload = ask("call", turn(4), round=4)
+        said, payload = ask("call", turn(2), round=2)
         assert said["state"] == "failed"
         assert said["reason"].startswith("its rows are not those that the experiment began with")
         assert payload == b""
     shutil.copy(rows.with_suffix(".before"), rows)
-    assert ask("call", turn(4), round=4)[0]["state"] == "done"
+    _, second = ask("call", turn(2), round=2)
+    undisturbed = host(stage)
+    heard = [undisturbed.answer({"what": "call"}, turn(round)) for round in (1, 2)]
+    assert [Slip.take_off(raw)[0] for raw in heard] == [Slip.take_off(raw)[0] for raw in (first, second)]
 
 
 def test_states_of_an_older_run_do_not_drive_out_those_of_this_one(together: Make) -> None:
