@@ -137,7 +137,8 @@ class RemoteEngine(Engine):
 
     def _draw(self) -> None:
         """Whoever was not there in the beginning may be there now, and the operator may want to end here."""
-        if (wish := self.plan.folder / END).exists() and (self.round - 1) % self.plan.save_every == 0 < self.round - 1:
+        done = self.round - 1
+        if (wish := self.plan.folder / END).exists() and done and done % self.plan.save_every == 0:
             why = wish.read_text()
             wish.unlink()
             raise Ended(why)
@@ -261,17 +262,22 @@ class RemoteEngine(Engine):
             state = said.get("state")
             if state == "done":
                 for note in said["notes"][:5] if isinstance(said.get("notes"), list) else ():
-                    self._note(site, str(note)[:LONGEST])
+                    self._note(site, plain(note))
                 return Said(said, data)
             if state == "ready" and type(said.get("bytes")) is int and 0 < said["bytes"] < LARGEST:
                 on_its_way_s, next_one = transfer_s(said["bytes"]), frame({**poll, "takes_large": True})
             elif state == "working":
                 self.tell({"site": site, "state": "working", "progress": said.get("progress", {})})
             elif state == "failed":
-                return Failure(site, str(said.get("reason", "no reason given"))[:LONGEST])
+                return Failure(site, plain(said.get("reason", "no reason given")))
             else:
                 self.away.add(site)
                 return Failure(site, "it was restarted, and knows nothing of the call.")
+
+
+def plain(words: object) -> str:
+    """What a site says, as it can be shown: not endless, and nothing that a terminal would obey."""
+    return "".join(letter for letter in str(words)[:LONGEST] if letter.isprintable())
 
 
 def conduct(job: Job, file: CentreFile, runs: Path, ask: Ask, tell: Tell) -> Record:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from fedstill.errors import FedstillError
-from fedstill.federation.centre import Ended, Lost
+from fedstill.federation.centre import Ended, Lost, plain
 from fedstill.federation.job import Job
 from fedstill.files import write_whole
 
@@ -82,8 +82,7 @@ class Status:
         if event["state"] == "asked":
             place |= {"state": "asked", "what": event["what"], "since": now, "heard": now, "progress": {}}
         elif event["state"] == "working":
-            progress = event["progress"] if isinstance(event["progress"], dict) else {}
-            place |= {"state": "working", "heard": now, "progress": progress}
+            place |= {"state": "working", "heard": now, "progress": _shown(event["progress"])}
         else:
             place |= {"state": event["state"], "took": now - place.get("since", now), "reason": event["reason"]}
 
@@ -92,6 +91,13 @@ class Status:
             self.written = time.monotonic()
             self.state["updated"] = time.time()
             write_whole(self.path, json.dumps(self.state).encode())
+
+
+def _shown(progress: object) -> dict[str, Any]:
+    """Of what a site says of its progress, what is meant to be there."""
+    said = progress if isinstance(progress, dict) else {}
+    steps = {key: said[key] for key in ("done", "steps") if type(said.get(key)) is int}
+    return steps | ({"phase": plain(said["phase"])[:40]} if "phase" in said else {})
 
 
 def _last_word(error: BaseException | None) -> str:
