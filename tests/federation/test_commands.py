@@ -224,9 +224,11 @@ def test_the_last_word_of_a_status_is_why_the_job_ended(here: Path) -> None:
     tell({"begins": job.id, "after": 1, "bytes": 7})
     tell({"site": "toys", "state": "asked", "what": "call"})
     tell({"note": "toys: silent"})
+    tell({"site": "toys", "state": "working", "progress": {"phase": "tr\x1b[2Jain", "done": 3, "steps": [9], "x": 1}})
     with pytest.raises(FedstillError), tell:
         raise FedstillError("too few.")
     status = json.loads((here / "status.json").read_text())
     assert (status["state"], status["reason"], status["round"], status["bytes"]) == ("failed", "too few.", 1, 7)
     assert status["notes"] == ["toys: silent"]
+    assert status["sites"]["toys"]["progress"] == {"phase": "tr[2Jain", "done": 3}
     assert not [p for p in psutil.Process().children(recursive=True) if "flare" in " ".join(p.cmdline())]

@@ -161,7 +161,7 @@ class RemoteEngine(Engine):
 
     def _note(self, party: str, note: str) -> None:
         with self.noting:
-            super()._note(party, note)
+            super()._note(party, plain(note))
 
     def _order(self, header: Mapping[str, Any], otherwise: str) -> None:
         """Something that every site does for itself; who cannot is only noted."""
@@ -262,7 +262,7 @@ class RemoteEngine(Engine):
             state = said.get("state")
             if state == "done":
                 for note in said["notes"][:5] if isinstance(said.get("notes"), list) else ():
-                    self._note(site, plain(note))
+                    self._note(site, str(note))
                 return Said(said, data)
             if state == "ready" and type(said.get("bytes")) is int and 0 < said["bytes"] < LARGEST:
                 on_its_way_s, next_one = transfer_s(said["bytes"]), frame({**poll, "takes_large": True})
