@@ -234,6 +234,7 @@ LIES: list[tuple[Callable[[bytes], Any], str]] = [
     (lambda reply: done(of(reply, metrics=DREAM)), "a measurement of stage 'dreamt', split 'test'."),
     (lambda reply: done(of(reply, round=99)), "a reply for round 99 in round 9."),
     (lambda reply: done(of(reply, message=Hello(9))), "Hello is no reply to turn."),
+    (lambda reply: done(of(reply, message=Done())), "Done is no reply to turn."),
     (lambda reply: frame({"state": "ready", "bytes": 10**400}), "it was restarted, and knows nothing of the call."),
     (lambda reply: len(DEEP).to_bytes(4, "little") + DEEP, "100004 bytes that are no frame."),
     (lambda reply: frame({"state": "failed", "reason": "no " * 9999}), ("no " * 9999)[:500]),
@@ -248,7 +249,7 @@ def test_whatever_a_site_answers_the_run_goes_on_without_it(together: Make) -> N
     def lying(request: Request, deliver: Deliver) -> bytes:
         said = deliver()
         header, payload = unframe(said)
-        if (request.site, request.what, header["state"]) != ("garden", "call", "done") or not 0 < request.round <= 14:
+        if (request.site, request.what, header["state"]) != ("garden", "call", "done") or not 0 < request.round <= len(LIES):
             return said
         lie: bytes = LIES[request.round - 1][0](payload)
         return lie
@@ -259,7 +260,7 @@ def test_whatever_a_site_answers_the_run_goes_on_without_it(together: Make) -> N
     assert [(line["round"], line["party"]) for line in notes] == [(n, "garden") for n in range(1, len(LIES))]
     for (_, reason), line in zip(LIES, notes, strict=False):
         assert line["note"].startswith(f"no usable reply: {reason}")
-    assert trained(record, "garden") == [14]
+    assert trained(record, "garden") == [len(LIES)]
     assert trained(record, "books") == list(range(1, 15))
     weights = [line["values"] for line in record.metrics if line.get("observation") == "weights"]
     assert [sorted(values) for values in weights] == [["books"]] * 13 + [["books", "garden"]]

@@ -165,7 +165,7 @@ class FedID(Algorithm):
         me.evaluate("trained")
         return Done()
 
-    def converse(self, me: Client, lesson: Lesson) -> Message:
+    def converse(self, me: Client, lesson: Lesson) -> Scores | Done:
         """Learn from what was made of the last opinions, then give the next."""
         if lesson.ensemble is not None:
             self.learn(me, lesson)

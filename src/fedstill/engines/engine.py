@@ -9,13 +9,14 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 from fedstill import algorithms
 from fedstill.algorithms.base import Algorithm, Answers
 from fedstill.engines import checkpoint
 from fedstill.engines.checkpoint import Manifest, folder_of
-from fedstill.engines.host import export, message_types, read_state, write_state
+from fedstill.engines.host import export, message_types, owed, read_state, write_state
 from fedstill.engines.journal import Journal
 from fedstill.engines.plan import SERVER, Plan
 from fedstill.engines.seconds import Seconds, Slip
@@ -46,6 +47,7 @@ class Engine(ABC):
         self.seconds_before = 0.0
         self.started = time.monotonic()
         self.clock = Seconds()
+        self._owed = cache(partial(owed, self.algorithm))
 
     # What an engine of its own provides
 
@@ -173,7 +175,8 @@ class Engine(ABC):
             raise BadMessage("an empty reply.")
         if parcel.envelope.get("round") != self.round:
             raise BadMessage(f"a reply for round {parcel.envelope.get('round')} in round {self.round}.")
-        if isinstance(parcel.message, Hello) != (verb == "hello"):
+        is_other = isinstance(parcel.message, Hello) != (verb == "hello")
+        if is_other or not isinstance(parcel.message, self._owed(verb)):
             raise BadMessage(f"{type(parcel.message).__name__} is no reply to {verb}.")
         check(parcel.message, self.plan.dimensions | {"asked": asked})
         metrics, notes = parcel.envelope.get("metrics", []), parcel.envelope.get("notes", [])

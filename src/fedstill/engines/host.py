@@ -7,7 +7,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import torch
 from safetensors.torch import load, save, save_file
@@ -194,6 +194,19 @@ def verb_of(algorithm: Algorithm, verb: str) -> Callable[..., Message | None]:
     if verb.startswith("_") or not callable(method):
         raise FedstillError(f"{type(algorithm).__name__} has no verb {verb!r}.")
     return method  # type: ignore[no-any-return]
+
+
+def owed(algorithm: Algorithm, verb: str) -> tuple[type[Message], ...]:
+    """The kinds of message that a verb's method promises to return; of a turn, those that `opine` does."""
+    for method in (verb_of(algorithm, verb), algorithm.opine) if verb == "turn" else (verb_of(algorithm, verb),):
+        try:
+            promised = get_type_hints(method).get("return", Message)
+        except NameError:  # a user's own class may name what is there for type checkers only
+            continue
+        kinds = tuple(k for k in get_args(promised) or (promised,) if isinstance(k, type) and issubclass(k, Message))
+        if kinds and Message not in kinds:
+            return kinds
+    return (Message,)
 
 
 def write_state(run: Path, party: Party, round: int) -> FileReference:
