@@ -158,6 +158,7 @@ def test_opinions_give_the_simulations_numbers_and_nothing_private_leaves(
     assert status.state["bytes"] == up_to_the_last_round
 
 
+@pytest.mark.slow
 def test_parameters_give_the_simulations_numbers_and_large_replies_are_announced_first(
     together: Make, tmp_path: Path, reviews_of_two: Path
 ) -> None:
@@ -309,6 +310,7 @@ def test_a_method_that_needs_label_counts_says_who_withholds_them(together: Make
 # Workers that die or stall
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_in_a_conversation_is_brought_back_to_the_byte(
     together: Make, conversing_alone: Record
 ) -> None:
@@ -340,6 +342,7 @@ def test_a_worker_that_dies_in_a_conversation_is_brought_back_to_the_byte(
     assert [note for note in stage.notes if "worker" in note] == [f"garden: {died}"] * 2
 
 
+@pytest.mark.slow
 def test_a_stalled_site_is_given_up_at_the_deadline_and_returns_as_if_it_had_not_been_there(together: Make) -> None:
     stage = together()
     stopped_at: list[float] = []
@@ -389,6 +392,7 @@ def test_a_stalled_site_is_given_up_at_the_deadline_and_returns_as_if_it_had_not
 # Sites that come and go
 
 
+@pytest.mark.slow
 def test_a_site_that_comes_and_goes_takes_part_when_it_is_there(together: Make, impatient: None) -> None:
     stage = together({"silence": "1s", "failures": 1}, rounds=6)
     gone_at: list[float] = []
@@ -482,6 +486,7 @@ def test_the_operators_wish_ends_a_job_after_the_round_and_it_goes_on_later(
     assert rounds_measured(record) == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_sites_that_are_ahead_of_the_centre_go_back_with_it(together: Make, opining_alone: Record) -> None:
     stage = together(quorum=1.0)
 

@@ -257,6 +257,7 @@ def test_a_worker_that_dies_over_and_over_is_a_failure_and_not_an_endless_loop(
     assert ask("call", turn(1), round=1)[0] == {"state": "done", "notes": []}  # and the next request finds a new one
 
 
+@pytest.mark.slow
 def test_a_worker_is_brought_back_to_where_the_site_was_or_not_asked_at_all(together: Make) -> None:
     stage = together()
     ask = opened(stage, stage.site("garden"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,7 +107,8 @@ class Site:
 class Admin:
     """The operator's connection to the centre's server."""
 
-    def __init__(self, kit: Path, user: str, timeout_s: float = 10.0) -> None:
+    def __init__(self, kit: Path, user: str, timeout_s: float = 5.0) -> None:
+        logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # what it says of connections is said better below
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 self.session = new_secure_session(user, str(kit), timeout=timeout_s)
