@@ -230,7 +230,6 @@ def exchange(found: Found) -> list[str]:
             "There and back, both of that size, through the codec and the guard; `flare` is a whole federation on "
             "this machine, with TLS, three processes a site and the server's two."
         ),
-        "",
         f"| engine | {' | '.join(sizes)} |",
         f"|---|{'---|' * len(sizes)}",
         *(f"| {name} | {' | '.join(f'{v:.0f}' for v in values.values())} |" for name, values in engines.items()),
