@@ -36,24 +36,23 @@ def prepare(experiment: Experiment, folder: Path) -> tuple[Experiment, Plan, Cor
             f"a domain cannot be called {SERVER!r}, which is the server's name: rename it in the corpus."
         )
     clients = experiment.client_specs(parts.clients)
-    algorithm = experiment.make_algorithm()
-    advice = {
-        "public": f"set partition.public above 0 (now {experiment.partition.public:g})",
-        "labelled": "set partition.labelled_public, for example 0.1",
-    }
-    check_needs(algorithm, parts, advice)
-    check_chat(algorithm)
+    check_chat(experiment.make_algorithm())
     return experiment, make_plan(experiment, corpus, parts, folder, clients), corpus
 
 
 def divide(experiment: Experiment) -> tuple[Experiment, Corpus, Partition]:
-    """The experiment with its labels resolved, all rows, and who holds which of them."""
+    """The experiment with its labels resolved, all rows, and who holds which of them; enough of each for the method."""
     corpus = corpora.load(experiment.corpus, experiment.labels)
     experiment = experiment.resolved().model_copy(update={"labels": list(corpus.label_names)})
     parts = partition.split(corpus, experiment.partition, experiment.seed)
     if experiment.public is not None:
         corpus, parts = with_public(corpus, parts, experiment.public, experiment.seed)
     parts.check(len(corpus))
+    advice = {
+        "public": f"set partition.public above 0 (now {experiment.partition.public:g})",
+        "labelled": "set partition.labelled_public, for example 0.1",
+    }
+    check_needs(experiment.make_algorithm(), len(parts.public), len(parts.labelled), advice)
     return experiment, corpus, parts
 
 
@@ -188,14 +187,14 @@ def _stores(corpus: Corpus, parties: Mapping[str, PartySpec], default: str, fing
     return stores
 
 
-def check_needs(algorithm: Algorithm, parts: Partition, advice: Mapping[str, str]) -> None:
+def check_needs(algorithm: Algorithm, public: int, labelled: int, advice: Mapping[str, str]) -> None:
     """Refuse a method that lacks rows; the advice says how somebody here gives it `public` or `labelled` ones."""
     name, needs = type(algorithm).__name__, algorithm.requires()
-    if "public" in needs and not len(parts.public):
+    if "public" in needs and not public:
         raise FedstillError(f"{name} needs public samples: {advice['public']}.")
     if unknown := needs - KNOWN_NEEDS:
         raise FedstillError(f"{name} needs {', '.join(sorted(unknown))}, which no engine can give.")
-    if "labelled" in needs and not len(parts.labelled):
+    if "labelled" in needs and not labelled:
         raise FedstillError(f"{algorithm.title} needs labelled rows at the server: {advice['labelled']}.")
 
 

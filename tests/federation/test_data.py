@@ -555,7 +555,9 @@ def test_methods_that_lack_something_are_refused_at_the_centre_and_at_sites(shop
         "FedID": ({}, "FedID needs labelled rows at the server: name `labelled:` in server.yaml"),
     }
     for method, (partition, sentence) in cases.items():
-        federation = federate(shops(algorithm=method, partition=partition), tmp_path / method)
+        federation = federate(shops(algorithm="Local", partition=partition), tmp_path / method)
+        asked = federation.written.experiment.model_copy(update={"algorithm": {"name": method}})
+        federation = replace(federation, written=replace(federation.written, experiment=asked))
         with pytest.raises(FedstillError, match=sentence):
             federation.centre_plan()
         with pytest.raises(FedstillError, match=sentence):

@@ -114,7 +114,6 @@ def centre_plan(job: Job, centre: CentreFile, folder: Path) -> tuple[Plan, Publi
         unused=np.empty(0, np.int64),
     )
     parts.check(len(corpus))
-    check_needs(algorithm, parts, ADVICE)
     check_chat(algorithm)
     # A site that the experiment does not name brings its own model: nobody here knows more of it.
     clients = dict.fromkeys(job.sites, experiment.server_spec()) | _specs(experiment, job.sites)
@@ -128,7 +127,7 @@ def site_plan(job: Job, name: str, site: SiteFile, public: PublicSet, folder: Pa
     """What a site runs: itself."""
     if name not in job.sites:
         raise FedstillError(f"{name} is none of the job's sites ({', '.join(job.sites)}).")
-    experiment, algorithm = _federated(job, site.device, site.threads)
+    experiment, _ = _federated(job, site.device, site.threads)
     assert experiment.labels is not None
     _check_public(job, public, experiment.labels, name)
     spec = _site_spec(experiment, job.sites, name, site)
@@ -150,7 +149,6 @@ def site_plan(job: Job, name: str, site: SiteFile, public: PublicSet, folder: Pa
         unused=rows["unused"],
     )
     parts.check(len(corpus))
-    check_needs(algorithm, parts, ADVICE)
     plan = make_plan(experiment, corpus, parts, folder, {name: spec}, has_server=False)
     return replace(plan, tells_label_counts=site.label_counts)
 
@@ -165,12 +163,18 @@ def _federated(job: Job, device: str, threads: int | None = None) -> tuple[Exper
     """The job's experiment as one machine runs it, and its algorithm, if a federation can run that."""
     experiment = job.settled()
     algorithm = experiment.make_algorithm()
+    refuse_impossible(algorithm, job)
+    own = {"engine": "flare", "client_tests": "own", "workers": 1, "device": device}
+    return experiment.model_copy(update={**own, "threads": threads or experiment.threads}), algorithm
+
+
+def refuse_impossible(algorithm: Algorithm, job: Job) -> None:
+    """Refuse a method that needs what this federation does not have."""
     if "pooled" in algorithm.requires():
         raise FedstillError(
             f"{type(algorithm).__name__} needs all rows in one place, which is what a federation avoids."
         )
-    own = {"engine": "flare", "client_tests": "own", "workers": 1, "device": device}
-    return experiment.model_copy(update={**own, "threads": threads or experiment.threads}), algorithm
+    check_needs(algorithm, job.samples, job.labelled, ADVICE)
 
 
 def _specs(experiment: Experiment, sites: Sequence[str]) -> dict[str, PartySpec]:

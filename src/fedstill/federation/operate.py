@@ -19,7 +19,7 @@ from fedstill.errors import FedstillError
 from fedstill.federation import kits
 from fedstill.federation.centre import END
 from fedstill.federation.daemon import Daemon, Presence, is_free
-from fedstill.federation.data import read_public
+from fedstill.federation.data import read_public, refuse_impossible
 from fedstill.federation.files import CentreFile, FederationFile, read_file, to_values
 from fedstill.federation.job import Job
 from fedstill.federation.status import in_a_line
@@ -134,6 +134,7 @@ def make_job(centre: Centre, experiment: Experiment) -> Job:
     job = Job.make(experiment, fingerprint, public.samples, len(public.texts) - public.samples, sites, __version__)
     if not isinstance(experiment.clients, dict):
         experiment.client_specs(job.sites)
+    refuse_impossible(experiment.make_algorithm(), job)
     return job
 
 

@@ -75,6 +75,7 @@ def rehearsing(
     prepared(simulated, made)
     centre = Centre(out / "federation")
     prepare_centre(centre, simulated.server, lambda line: None)
+    operate.make_job(centre, simulated.experiment)  # says what is wrong with it before anything is started
     with ExitStack() as stack:
         server = Daemon(made.centre, "centre", kits.SERVER)
         stack.callback(server.stop)
