@@ -16,7 +16,7 @@ import pytest
 
 from fedstill.errors import FedstillError
 from fedstill.federation.daemon import Presence, answers, end_tree, is_free, left_behind
-from fedstill.federation.operate import Centre, make_job, write_job
+from fedstill.federation.operate import Centre, _back, make_job, write_job
 from fedstill.federation.rehearsal import free_ports
 from fedstill.federation.status import Status, doing, in_a_line, late
 from tests.federation.stage import three_shops
@@ -232,3 +232,16 @@ def test_the_last_word_of_a_status_is_why_the_job_ended(here: Path) -> None:
     assert status["notes"] == ["toys: silent"]
     assert status["sites"]["toys"]["progress"] == {"phase": "tr[2Jain", "done": 3}
     assert not [p for p in psutil.Process().children(recursive=True) if "flare" in " ".join(p.cmdline())]
+
+
+def test_a_site_is_back_only_when_it_was_heard_of_after_it_was_lost() -> None:
+    now = time.time()
+    lost = {"state": "failed", "reason": "silent for 60 s (no answer).", "since": now - 70, "took": 60.0}
+    status = {"sites": {"books": {"state": "working"}, "garden": lost, "toys": {"state": "waiting"}}}
+    everybody = {"books": now, "garden": now - 11, "toys": now}
+    assert _back(status, everybody, ["books", "garden", "toys"]) == []  # FLARE has not noticed yet that it is gone
+    assert _back(status, everybody | {"garden": now - 1}, ["books", "garden", "toys"]) == ["garden"]
+    assert _back(status, everybody, ["books", "garden"]) == ["toys"]  # it came after the job began
+    assert _back(status, everybody | {"toys": now - 40}, ["books", "garden"]) == []
+    lost["reason"] = "it has not accepted this experiment."
+    assert _back(status, everybody | {"garden": now - 1}, ["books", "garden", "toys"]) == []

@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ Say = Callable[[str], None]
 STOPPED = "stopped by the operator"
 TRIES = 3
 """How often a job may end without having finished a round before nobody tries again."""
+HEARD_S = 25.0
+"""A site is heard of every ten seconds; FLARE holds one that is gone for connected for half a minute."""
 PATIENCE_S = 15.0
 """How long a submission that can do without some sites waits for them all the same."""
 
@@ -163,18 +165,15 @@ def submit(
         say(f"{job.id} is finished; next: fedstill federation fetch {job.id}")
         return Record(folder)
     tries, reached, reason = 0, 0, ""
+    handed_in = _under_way(centre, folder)
     while tries < TRIES:
-        sites = _wait_for_sites(centre, job, quorum, say)
-        (folder / END).unlink(missing_ok=True)
-        with centre.admin() as admin:
-            before = time.time()
-            number = admin.submit(write_job(job, centre.folder / "centre" / "outbox" / job.id, sites))
-        write_whole(folder / "job.json", json.dumps({"number": number, "sites": sites}).encode())
-        say(f"job {number[:8]} with {', '.join(sites)}")
+        handed_in = handed_in or _hand_in(centre, job, _wait_for_sites(centre, job, quorum, say))
+        say(f"job {handed_in.number[:8]} with {', '.join(handed_in.sites)}")
         if not follows:
             say("next: fedstill federation status")
             return None
-        reason = _follow(centre, job, number, sites, before, _Teller(say, show))
+        reason, before = _follow(centre, folder, handed_in, _Teller(say, show)), handed_in.at
+        handed_in = None
         if Record(folder).is_finished:
             return Record(folder)
         status = read_status(folder)
@@ -189,6 +188,37 @@ def submit(
     raise FedstillError(f"{job.id} ended {TRIES} times without finishing a round; the last time: {reason}")
 
 
+@dataclass(frozen=True)
+class HandedIn:
+    """A job of FLARE's: its number there, the sites that it was given to, and when."""
+
+    number: str
+    sites: list[str]
+    at: float
+
+
+def _hand_in(centre: Centre, job: Job, sites: list[str]) -> HandedIn:
+    folder = centre.runs / job.id
+    (folder / END).unlink(missing_ok=True)
+    with centre.admin() as admin:
+        at = time.time()
+        number = admin.submit(write_job(job, centre.folder / "centre" / "outbox" / job.id, sites))
+    made = HandedIn(number, sites, at)
+    write_whole(folder / "job.json", json.dumps(asdict(made)).encode())
+    return made
+
+
+def _under_way(centre: Centre, folder: Path) -> HandedIn | None:
+    """The job that somebody has handed in already and that has not ended."""
+    try:
+        made = HandedIn(**json.loads((folder / "job.json").read_text()))
+        with centre.admin() as admin:
+            is_there = admin.began() < made.at and not str(admin.job(made.number)["status"]).startswith("FINISHED")
+    except (OSError, ValueError, TypeError, KeyError, FedstillError):
+        return None
+    return made if is_there else None
+
+
 def _wait_for_sites(centre: Centre, job: Job, quorum: float, say: Say) -> list[str]:
     """The job's sites that are connected; waits for as many as the experiment cannot do without."""
     needed = max(1, math.ceil(quorum * len(job.sites) - 1e-9))
@@ -196,7 +226,9 @@ def _wait_for_sites(centre: Centre, job: Job, quorum: float, say: Say) -> list[s
     while True:
         try:
             with centre.admin() as admin:
-                here = sorted(set(admin.connected()) & set(job.sites))
+                here = sorted(
+                    name for name, heard in admin.connected().items() if name in job.sites and is_heard(heard)
+                )
             missing = sorted(set(job.sites) - set(here))
             if not missing or (len(here) >= needed and time.monotonic() - begun > PATIENCE_S):
                 return here
@@ -209,24 +241,29 @@ def _wait_for_sites(centre: Centre, job: Job, quorum: float, say: Say) -> list[s
         time.sleep(1.0)
 
 
-def _follow(centre: Centre, job: Job, number: str, sites: list[str], before: float, teller: _Teller) -> str:
+def is_heard(heard: float) -> bool:
+    """Whether a site that FLARE holds for connected, and that was last heard of then, is there."""
+    return time.time() - heard < HEARD_S
+
+
+def _follow(centre: Centre, folder: Path, job: HandedIn, teller: _Teller) -> str:
     """Tell what happens until the job ends; why it did."""
-    folder, silent = centre.runs / job.id, ""
+    silent = ""
     while True:
         try:
             with centre.admin() as admin:
                 silent = ""
-                if admin.began() > before:
+                if admin.began() > job.at:
                     return "the server was restarted"
                 while True:
-                    meta, status = admin.job(number), read_status(folder)
-                    if status.get("updated", 0) > before:
+                    meta, status = admin.job(job.number), read_status(folder)
+                    if status.get("updated", 0) > job.at:
                         teller.tell(status)
-                        _regroup(folder, _back(status, set(admin.connected()), sites), teller.say)
+                        _regroup(folder, _back(status, admin.connected(), job.sites), teller.say)
                     if Record(folder).is_finished:  # FLARE takes some seconds more to notice
                         return ""
                     if (state := str(meta.get("status", ""))).startswith("FINISHED"):
-                        return _why(state, meta, status if status.get("updated", 0) > before else {})
+                        return _why(state, meta, status if status.get("updated", 0) > job.at else {})
                     time.sleep(0.5)
         except FedstillError as error:
             if not silent:
@@ -267,11 +304,16 @@ def _why(state: str, meta: dict[str, Any], status: dict[str, Any]) -> str:
     return f"{state.removeprefix('FINISHED:').lower()}{f': {details[-1]}' if details else ''}"
 
 
-def _back(status: dict[str, Any], connected: set[str], sites: list[str]) -> list[str]:
-    """Sites that are connected again and yet cannot be in the running job, because they came or came back after it."""
-    places = status.get("sites", {})
-    lost = {name for name, place in places.items() if place.get("state") == "failed" and "silent" in place["reason"]}
-    return sorted(connected & set(places) & (lost | (set(places) - set(sites))))
+def _back(status: dict[str, Any], connected: dict[str, float], sites: list[str]) -> list[str]:
+    """Sites that are there and yet cannot be in the running job, because they came, or came back, after it began."""
+    places, found = status.get("sites", {}), []
+    for name, heard in connected.items():
+        place = places.get(name, {})
+        is_lost = place.get("state") == "failed" and "silent" in place["reason"]
+        is_new = name in places and name not in sites and is_heard(heard)
+        if is_new or (is_lost and heard > place["since"] + place["took"] + 1):
+            found.append(name)
+    return sorted(found)
 
 
 def round_line(status: dict[str, Any]) -> str:

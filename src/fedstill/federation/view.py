@@ -11,13 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstill.errors import FedstillError
-from fedstill.federation.operate import Centre, newest, read_status, round_line
+from fedstill.federation.operate import Centre, is_heard, newest, read_status, round_line
 from fedstill.federation.status import doing, late
 from fedstill.results.record import Record
 
 WORRY_DAYS = 30
-HEARD_S = 25.0
-"""A site that is connected is heard of every ten seconds."""
 
 
 def picture(centre: Centre, name: str | None) -> Group:
@@ -82,5 +80,5 @@ def _connection(name: str, connected: dict[str, float] | None) -> str:
         return "unknown"
     if name not in connected:
         return "away"
-    silent = time.time() - connected[name]
-    return "connected" if silent < HEARD_S else f"silent for {silent:.0f} s"
+    heard = connected[name]
+    return "connected" if is_heard(heard) else f"silent for {time.time() - heard:.0f} s"
