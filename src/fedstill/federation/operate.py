@@ -309,9 +309,9 @@ def _back(status: dict[str, Any], connected: dict[str, float], sites: list[str])
     places, found = status.get("sites", {}), []
     for name, heard in connected.items():
         place = places.get(name, {})
-        is_lost = place.get("state") == "failed" and "silent" in place["reason"]
+        is_lost = "lost" in place and "silent" in place.get("reason", "")
         is_new = name in places and name not in sites and is_heard(heard)
-        if is_new or (is_lost and heard > place["since"] + place["took"] + 1):
+        if is_new or (is_lost and heard > place["lost"] + 1):
             found.append(name)
     return sorted(found)
 

@@ -84,6 +84,10 @@ class Status:
         elif event["state"] == "working":
             place |= {"state": "working", "heard": now, "progress": _shown(event["progress"])}
         else:
+            if event["state"] == "failed":
+                place.setdefault("lost", now)
+            else:
+                place.pop("lost", None)
             place |= {"state": event["state"], "took": now - place.get("since", now), "reason": event["reason"]}
 
     def _write(self, at_once: bool) -> None:
