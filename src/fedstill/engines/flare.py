@@ -119,7 +119,12 @@ class Admin:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.session.close()
+        self.close()
+
+    def close(self) -> None:
+        """Hang up."""
+        with contextlib.suppress(Exception):  # it may be gone already
+            self.session.close()
 
     def connected(self) -> dict[str, float]:
         """The sites that are connected, and when each was last heard of."""

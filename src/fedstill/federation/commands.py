@@ -134,21 +134,22 @@ def status(
     """
     from rich.live import Live
 
-    from fedstill.federation.operate import Centre
+    from fedstill.federation.operate import Centre, Line
     from fedstill.federation.view import picture
 
     centre = Centre(folder)
     centre.kits  # noqa: B018 - says that there is no federation before anything is drawn
-    if once or not console.is_terminal:
-        console.print(picture(centre, job), highlight=False)
-        return
-    try:
-        with Live(picture(centre, job), console=console, auto_refresh=False) as live:
-            while True:
-                live.update(picture(centre, job), refresh=True)
-                time.sleep(1.0)
-    except KeyboardInterrupt:
-        return
+    with Line(centre) as line:
+        if once or not console.is_terminal:
+            console.print(picture(line, job), highlight=False)
+            return
+        try:
+            with Live(picture(line, job), console=console, auto_refresh=False) as live:
+                while True:
+                    time.sleep(1.0)
+                    live.update(picture(line, job), refresh=True)
+        except KeyboardInterrupt:
+            return
 
 
 @app.command()

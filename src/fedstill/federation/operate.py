@@ -6,11 +6,10 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedstill import __version__
 from fedstill.config import Experiment
@@ -18,7 +17,7 @@ from fedstill.data import corpora
 from fedstill.errors import FedstillError
 from fedstill.federation import kits
 from fedstill.federation.centre import END
-from fedstill.federation.daemon import Daemon, Presence, is_free
+from fedstill.federation.daemon import Daemon, Presence, answers, is_free
 from fedstill.federation.data import read_public, refuse_impossible
 from fedstill.federation.files import CentreFile, FederationFile, read_file, to_values
 from fedstill.federation.job import Job
@@ -27,6 +26,7 @@ from fedstill.files import write_whole
 from fedstill.results.record import Record
 
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 STOPPED = "stopped by the operator"
 TRIES = 3
@@ -66,11 +66,39 @@ class Centre:
         """Where the records of jobs are."""
         return self.folder / "centre" / "runs"
 
-    @contextmanager
-    def admin(self) -> Iterator[Any]:
-        """A connection to the server."""
-        with _flare().Admin(self.folder / "admin", kits.ADMIN) as admin:
-            yield admin
+    def admin(self) -> Any:
+        """A connection to the server, for a `with`."""
+        if why := answers("127.0.0.1", self.file.admin_port):  # asking FLARE would take longer
+            raise FedstillError(f"the federation's server does not answer ({why}): is `serve` running?")
+        return _flare().Admin(self.folder / "admin", kits.ADMIN)
+
+
+class Line:
+    """A connection to the server that is kept until it breaks: FLARE does not quite let go of those that are closed."""
+
+    def __init__(self, centre: Centre) -> None:
+        self.centre = centre
+        self.admin: Any = None
+
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._drop()
+
+    def ask(self, question: Callable[[Any], T]) -> T:
+        """The answer; a broken connection is made anew the next time."""
+        try:
+            self.admin = self.admin or self.centre.admin()
+            return question(self.admin)
+        except FedstillError:
+            self._drop()
+            raise
+
+    def _drop(self) -> None:
+        if self.admin is not None:
+            self.admin.close()
+            self.admin = None
 
 
 def _flare() -> Any:
@@ -223,22 +251,21 @@ def _wait_for_sites(centre: Centre, job: Job, quorum: float, say: Say) -> list[s
     """The job's sites that are connected; waits for as many as the experiment cannot do without."""
     needed = max(1, math.ceil(quorum * len(job.sites) - 1e-9))
     begun, told = time.monotonic(), ""
-    while True:
-        try:
-            with centre.admin() as admin:
-                here = sorted(
-                    name for name, heard in admin.connected().items() if name in job.sites and is_heard(heard)
-                )
-            missing = sorted(set(job.sites) - set(here))
-            if not missing or (len(here) >= needed and time.monotonic() - begun > PATIENCE_S):
-                return here
-            waiting = f"waiting for {', '.join(missing)} ({len(here)} of {len(job.sites)} sites are connected)"
-        except FedstillError as error:
-            waiting = str(error)
-        if waiting != told:
-            say(waiting)
-            told = waiting
-        time.sleep(1.0)
+    with Line(centre) as line:
+        while True:
+            try:
+                connected = line.ask(lambda admin: admin.connected())
+                here = sorted(name for name, heard in connected.items() if name in job.sites and is_heard(heard))
+                missing = sorted(set(job.sites) - set(here))
+                if not missing or (len(here) >= needed and time.monotonic() - begun > PATIENCE_S):
+                    return here
+                waiting = f"waiting for {', '.join(missing)} ({len(here)} of {len(job.sites)} sites are connected)"
+            except FedstillError as error:
+                waiting = str(error)
+            if waiting != told:
+                say(waiting)
+                told = waiting
+            time.sleep(1.0)
 
 
 def is_heard(heard: float) -> bool:
@@ -248,28 +275,26 @@ def is_heard(heard: float) -> bool:
 
 def _follow(centre: Centre, folder: Path, job: HandedIn, teller: _Teller) -> str:
     """Tell what happens until the job ends; why it did."""
-    silent = ""
-    while True:
-        try:
-            with centre.admin() as admin:
-                silent = ""
-                if admin.began() > job.at:
+    is_away = False
+    with Line(centre) as line:
+        while True:
+            try:
+                if line.ask(lambda admin: admin.began()) > job.at:
                     return "the server was restarted"
-                while True:
-                    meta, status = admin.job(job.number), read_status(folder)
-                    if status.get("updated", 0) > job.at:
-                        teller.tell(status)
-                        _regroup(folder, _back(status, admin.connected(), job.sites), teller.say)
-                    if Record(folder).is_finished:  # FLARE takes some seconds more to notice
-                        return ""
-                    if (state := str(meta.get("status", ""))).startswith("FINISHED"):
-                        return _why(state, meta, status if status.get("updated", 0) > job.at else {})
-                    time.sleep(0.5)
-        except FedstillError as error:
-            if not silent:
-                teller.say(f"{error} Waiting for it.")
-            silent = str(error)
-        time.sleep(1.0)
+                meta, connected = line.ask(lambda admin: (admin.job(job.number), admin.connected()))
+                is_away, status = False, read_status(folder)
+                if status.get("updated", 0) > job.at:
+                    teller.tell(status)
+                    _regroup(folder, _back(status, connected, job.sites), teller.say)
+                if Record(folder).is_finished:  # FLARE takes some seconds more to notice
+                    return ""
+                if (state := str(meta.get("status", ""))).startswith("FINISHED"):
+                    return _why(state, meta, status if status.get("updated", 0) > job.at else {})
+            except FedstillError as error:
+                if not is_away:
+                    teller.say(f"{error} Waiting for it.")
+                is_away = True
+            time.sleep(0.5)
 
 
 class _Teller:

@@ -11,19 +11,19 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstill.errors import FedstillError
-from fedstill.federation.operate import Centre, is_heard, newest, read_status, round_line
+from fedstill.federation.operate import Centre, Line, is_heard, newest, read_status, round_line
 from fedstill.federation.status import doing, late
 from fedstill.results.record import Record
 
 WORRY_DAYS = 30
 
 
-def picture(centre: Centre, name: str | None) -> Group:
+def picture(line: Line, name: str | None) -> Group:
     """Everything about the federation and its newest job, or a given one."""
+    centre = line.centre
     lines = [_head(centre)]
     try:
-        with centre.admin() as admin:
-            connected: dict[str, float] | None = admin.connected()
+        connected: dict[str, float] | None = line.ask(lambda admin: admin.connected())
     except FedstillError as error:
         connected = None
         lines.append(Text(str(error), style="yellow"))
