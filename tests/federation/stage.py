@@ -13,7 +13,9 @@ import psutil
 
 import fedstill
 from fedstill.config import Experiment
+from fedstill.configfile import dump
 from fedstill.federation.daemon import Daemon
+from fedstill.federation.files import SiteFile, read_file, to_values
 from fedstill.federation.operate import read_status
 from fedstill.federation.rehearsal import Rehearsal
 from fedstill.results.record import Record
@@ -109,3 +111,9 @@ def alone(experiment: Experiment, folder: Path) -> Record:
 def differences(record: Record, simulated: Record) -> list[dict[str, Any]]:
     """What a federation measured otherwise than its simulation, which measures more."""
     return [line for line in record.metrics if line not in simulated.metrics]
+
+
+def change_site(path: Path, **changes: object) -> None:
+    """Write other values into a `site.yaml`."""
+    file = read_file(path, SiteFile)
+    path.write_text(dump(to_values(SiteFile.model_validate(to_values(file) | changes))))

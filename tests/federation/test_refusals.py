@@ -31,11 +31,11 @@ from fedstill.federation.files import FederationFile
 from fedstill.federation.job import Job
 from fedstill.federation.joining import centre_of, prepare_site
 from fedstill.federation.operate import Centre, prepare_centre, write_job
-from fedstill.federation.rehearsal import Rehearsal, await_port, change_site, free_ports, rehearsing
+from fedstill.federation.rehearsal import Rehearsal, await_port, free_ports, rehearsing
 from fedstill.federation.simulated import Simulated
 from fedstill.results.record import Record
 from tests.conftest import write_reviews
-from tests.federation.stage import three_shops, until
+from tests.federation.stage import change_site, three_shops, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("federation")]
 

@@ -14,7 +14,7 @@ from fedstill.config import Experiment
 from fedstill.errors import FedstillError
 from fedstill.federation import kits, operate
 from fedstill.federation.daemon import Daemon
-from fedstill.federation.files import FederationFile, SiteFile, read_file, to_values
+from fedstill.federation.files import FederationFile
 from fedstill.federation.job import Job
 from fedstill.federation.joining import prepare_site
 from fedstill.federation.operate import Centre, prepare_centre
@@ -111,11 +111,3 @@ def free_ports(many: int) -> list[int]:
         for probe in probes:
             probe.bind(("127.0.0.1", 0))
         return [probe.getsockname()[1] for probe in probes]
-
-
-def change_site(path: Path, **changes: object) -> None:
-    """Write other values into a `site.yaml`."""
-    from fedstill.configfile import dump
-
-    file = read_file(path, SiteFile)
-    path.write_text(dump(to_values(SiteFile.model_validate(to_values(file) | changes))))
