@@ -16,8 +16,8 @@ from fedstill.config import Experiment
 from fedstill.configfile import dump
 from fedstill.federation.daemon import Daemon
 from fedstill.federation.files import SiteFile, read_file, to_values
-from fedstill.federation.operate import read_status
 from fedstill.federation.rehearsal import Rehearsal
+from fedstill.federation.status import read_status
 from fedstill.results.record import Record
 
 

@@ -16,9 +16,10 @@ import pytest
 
 from fedstill.errors import FedstillError
 from fedstill.federation.daemon import Presence, answers, end_tree, is_free, left_behind
-from fedstill.federation.operate import Centre, _back, make_job, write_job
+from fedstill.federation.operate import Centre
 from fedstill.federation.rehearsal import free_ports
 from fedstill.federation.status import Status, doing, in_a_line, late
+from fedstill.federation.submission import _back, make_job, write_job
 from tests.federation.stage import three_shops
 from tests.test_cli import fedstill
 

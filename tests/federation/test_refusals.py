@@ -24,15 +24,16 @@ import pytest
 from nvflare.lighter.utils import load_private_key_file, sign_folders
 
 from fedstill.errors import FedstillError
-from fedstill.federation import kits, operate
+from fedstill.federation import kits, submission
 from fedstill.federation.daemon import Daemon
 from fedstill.federation.data import read_public
 from fedstill.federation.files import FederationFile
 from fedstill.federation.job import Job
 from fedstill.federation.joining import centre_of, prepare_site
-from fedstill.federation.operate import Centre, prepare_centre, write_job
+from fedstill.federation.operate import Centre, prepare_centre
 from fedstill.federation.rehearsal import Rehearsal, await_port, free_ports, rehearsing
 from fedstill.federation.simulated import Simulated
+from fedstill.federation.submission import write_job
 from fedstill.results.record import Record
 from tests.conftest import write_reviews
 from tests.federation.stage import change_site, three_shops, until
@@ -99,7 +100,9 @@ def job_of(centre: Centre, simulated: Simulated, sites: list[str], **changes: An
     """The stage's experiment with those sites, or another one."""
     values = simulated.experiment.model_dump(mode="json", exclude_unset=True)
     clients = dict.fromkeys(sites, "bow")
-    return operate.make_job(centre, type(simulated.experiment).model_validate(values | {"clients": clients} | changes))
+    return submission.make_job(
+        centre, type(simulated.experiment).model_validate(values | {"clients": clients} | changes)
+    )
 
 
 def hand_in(stage: Rehearsal, name: str, change: Callable[[Path], object], sites: list[str] = HERE) -> str:
@@ -409,7 +412,7 @@ def ran(stage: Rehearsal) -> Ran:
     seen: set[tuple[str, int]] = set()
     records: list[Record | None] = []
     with saying(stage, "garden", limits={"experiments": [job.hash[:16]]}):
-        thread = threading.Thread(target=lambda: records.append(operate.submit(stage.centre, job, quiet, 1.0)))
+        thread = threading.Thread(target=lambda: records.append(submission.submit(stage.centre, job, quiet, 1.0)))
         thread.start()
         while thread.is_alive():
             seen |= listeners([stage.server, *stage.sites.values()])
@@ -429,7 +432,7 @@ def test_a_site_takes_no_part_in_an_experiment_whose_hash_it_has_not_accepted(st
         saying(stage, "garden", limits={"experiments": ["0123456789abcdef"]}),
         pytest.raises(FedstillError, match=re.escape(refusal)) as error,
     ):
-        operate.submit(stage.centre, job, quiet, 1.0)
+        submission.submit(stage.centre, job, quiet, 1.0)
     assert "\n" not in str(error.value)
     assert not Record(stage.centre.runs / job.id).is_finished
 
@@ -450,9 +453,9 @@ def test_a_copy_of_the_public_set_that_differs_in_a_row_is_refused_and_an_equal_
             saying(stage, "garden", public={"path": str(other)}),
             pytest.raises(FedstillError, match=re.escape(refusal)),
         ):
-            operate.submit(stage.centre, job, quiet, 1.0)
+            submission.submit(stage.centre, job, quiet, 1.0)
         with saying(stage, "garden", public={"path": str(copy)}):
-            record = operate.submit(stage.centre, job, quiet, 1.0)
+            record = submission.submit(stage.centre, job, quiet, 1.0)
     assert record is not None
     assert [line["messages"] for line in ran.record.ledger if line["message"] == "PublicSet"] == [2]
     assert [line for line in record.ledger if line["message"] == "PublicSet"] == []
@@ -527,7 +530,7 @@ def test_a_site_answers_the_centre_and_no_other_site(
             patched.setenv("PYTHONPATH", str(tmp_path))
             garden.start()
         job = job_of(stage.centre, stage.simulated, HERE, name="curious")
-        record = operate.submit(stage.centre, job, quiet, 1.0)
+        record = submission.submit(stage.centre, job, quiet, 1.0)
     finally:
         garden.stop()
         garden.start()

@@ -27,7 +27,7 @@ from fedstill.federation.status import Status
 from fedstill.results.record import Record
 from fedstill.wire.messages import Answer, Done, Hello, Message, Opinion, decode, encode
 from tests.federation.stage import alone, differences, server_model
-from tests.federation.together import Deliver, Request, Together, as_before, two_shops, write_two_shops
+from tests.federation.together import Deliver, Request, Together, two_shops, write_two_shops
 
 CONVERSING = {
     "algorithm": "FedID",
@@ -53,13 +53,6 @@ def opining_alone(tmp_path_factory: pytest.TempPathFactory, reviews_of_two: Path
 @pytest.fixture(scope="module")
 def conversing_alone(tmp_path_factory: pytest.TempPathFactory, reviews_of_two: Path) -> Record:
     return alone(two_shops(reviews_of_two, **CONVERSING), tmp_path_factory.mktemp("alone") / "run")
-
-
-@pytest.fixture(autouse=True)
-def _put_back() -> Iterator[None]:
-    put_back = as_before()
-    yield
-    put_back()
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from fedstill.federation.requests import frame, unframe
 from fedstill.federation.site import DEATHS, Site
 from fedstill.federation.worker import Errand
 from fedstill.wire.messages import BadMessage, encode
-from tests.federation.together import Caller, Together, as_before, two_shops, write_two_shops
+from tests.federation.together import Caller, Together, two_shops, write_two_shops
 
 OWN = """
 from dataclasses import dataclass
@@ -34,13 +34,6 @@ class Mine(AdaFD):
 """
 
 Make = Callable[..., Together]
-
-
-@pytest.fixture(autouse=True)
-def _put_back() -> Iterator[None]:
-    put_back = as_before()
-    yield
-    put_back()
 
 
 @pytest.fixture

@@ -144,10 +144,10 @@ class Engine(ABC):
                 failures.append(Failure(name, str(error)))
         self.clock.account(slips)
         self.judge(messages, failures)
-        needed = max(1, math.ceil(self.plan.quorum * len(names) - 1e-9))
-        if len(messages) < needed:
+        enough = needed(self.plan.quorum, len(names))
+        if len(messages) < enough:
             raise FedstillError(
-                f"round {self.round}: {len(messages)} of {len(names)} clients answered, {needed} are needed "
+                f"round {self.round}: {len(messages)} of {len(names)} clients answered, {enough} are needed "
                 f"({_reasons(failures)})"
             )
         return Replies(messages, self.clients, tuple(failures))
@@ -277,6 +277,11 @@ class Engine(ABC):
                 return None
             answers[name] = message
         return answers.get("", answers)
+
+
+def needed(quorum: float, asked: int) -> int:
+    """How many of those who were asked must answer."""
+    return max(1, math.ceil(quorum * asked - 1e-9))
 
 
 def _for(message: Answers, name: str) -> Message | None:

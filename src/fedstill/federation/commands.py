@@ -6,13 +6,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from fedstill.errors import FedstillError
+
+if TYPE_CHECKING:
+    from fedstill.federation.operate import Centre
 
 app = typer.Typer(
     help="""A real federation: organisations on their own machines, who trust only certificates.
@@ -106,15 +109,15 @@ def submit(
     Next: [bold]fedstill federation status[/] to look, [bold]fedstill federation fetch[/] when it is finished.
     """
     from fedstill.config import from_source
-    from fedstill.federation import operate
+    from fedstill.federation import submission
 
     chosen = from_source(_source(experiment, overrides))
-    centre = operate.Centre(folder)
-    job = operate.make_job(centre, chosen)
+    centre = _centre(folder)
+    job = submission.make_job(centre, chosen)
     say(f"{job.id}; sites that pin experiments accept it by its hash: {job.hash[:16]}")
     try:
         with _showing() as show:
-            record = operate.submit(centre, job, say, chosen.quorum, follows=not detach, show=show)
+            record = submission.submit(centre, job, say, chosen.quorum, follows=not detach, show=show)
     except KeyboardInterrupt:
         say("the job goes on without this command, which would hand it in again if it ended; run it again to follow.")
         raise typer.Exit(130) from None
@@ -134,11 +137,10 @@ def status(
     """
     from rich.live import Live
 
-    from fedstill.federation.operate import Centre, Line
+    from fedstill.federation.operate import Line
     from fedstill.federation.view import picture
 
-    centre = Centre(folder)
-    centre.kits  # noqa: B018 - says that there is no federation before anything is drawn
+    centre = _centre(folder)
     with Line(centre) as line:
         if once or not console.is_terminal:
             console.print(picture(line, job), highlight=False)
@@ -164,11 +166,9 @@ def stop(
     Next: [bold]fedstill federation submit[/] with the same experiment goes on after the last finished round.
     """
     from fedstill.federation.daemon import Presence
-    from fedstill.federation.operate import Centre
     from fedstill.federation.operate import stop as end_job
 
-    centre = Centre(folder)
-    centre.kits  # noqa: B018
+    centre = _centre(folder)
     if not server:
         end_job(centre, job, now, say)
     elif Presence(folder / "centre").end():
@@ -187,11 +187,9 @@ def fetch(
 
     Next: [bold]fedstill compare[/] and [bold]fedstill predict[/] with its folder.
     """
-    from fedstill.federation.operate import Centre
     from fedstill.federation.operate import fetch as fetch_record
 
-    centre = Centre(folder)
-    centre.kits  # noqa: B018
+    centre = _centre(folder)
     target = fetch_record(centre, job, out)
     say(f"{target}; next: fedstill compare {target}")
 
@@ -260,6 +258,15 @@ def rehearse(
         record = run_all(chosen, folder, say, force, show)
     console.print(render(compare(load_runs([record])), console.width))
     say(f"{record}; the sites' and the centre's own files are beside it.")
+
+
+def _centre(folder: Path) -> Centre:
+    """The federation in that folder, if there is one."""
+    from fedstill.federation.kits import kits_in
+    from fedstill.federation.operate import Centre
+
+    kits_in(folder)
+    return Centre(folder)
 
 
 def _source(experiment: Path, overrides: list[str] | None) -> Any:

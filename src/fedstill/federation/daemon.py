@@ -17,10 +17,9 @@ from typing import Literal
 import psutil
 
 from fedstill.errors import FedstillError
-from fedstill.federation.kits import organisation
+from fedstill.federation.kits import CONFIG, organisation
 from fedstill.files import write_whole
 
-CONFIG = {"centre": "fed_server.json", "site": "fed_client.json"}
 STOP_S = 10.0
 TRIES = 5
 """A process that dies more often than this within TRIES_S has something that restarting does not mend."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedstill.config import Experiment
 from fedstill.errors import FedstillError
-from fedstill.federation import kits, operate
+from fedstill.federation import kits, operate, submission
 from fedstill.federation.daemon import Daemon
 from fedstill.federation.files import FederationFile
 from fedstill.federation.job import Job
@@ -36,11 +36,11 @@ class Rehearsal:
     @property
     def job(self) -> Job:
         """The job of the rehearsed experiment."""
-        return operate.make_job(self.centre, self.simulated.experiment)
+        return submission.make_job(self.centre, self.simulated.experiment)
 
     def submit(self, say: Say, show: Say = lambda line: None) -> Record:
         """Run the experiment to its end."""
-        record = operate.submit(self.centre, self.job, say, self.simulated.experiment.quorum, show=show)
+        record = submission.submit(self.centre, self.job, say, self.simulated.experiment.quorum, show=show)
         if record is None:
             raise FedstillError("the rehearsal was stopped.")
         return record
@@ -75,7 +75,7 @@ def rehearsing(
     prepared(simulated, made)
     centre = Centre(out / "federation")
     prepare_centre(centre, simulated.server, lambda line: None)
-    operate.make_job(centre, simulated.experiment)  # says what is wrong with it before anything is started
+    submission.make_job(centre, simulated.experiment)  # says what is wrong with it before anything is started
     with ExitStack() as stack:
         server = Daemon(made.centre, "centre", kits.SERVER)
         stack.callback(server.stop)

@@ -14,6 +14,7 @@ from fedstill.errors import FedstillError
 from fedstill.federation.centre import Ended, Lost, plain
 from fedstill.federation.job import Job
 from fedstill.files import write_whole
+from fedstill.units import size_text
 
 EVERY_S = 0.5
 NOTES = 20
@@ -139,3 +140,18 @@ def in_a_line(status: dict[str, Any]) -> str:
         return str(status["state"])
     sites = ", ".join(f"{name} {doing(place)}" for name, place in status["sites"].items())
     return f"round {min(status['round'] + 1, status['rounds'])} of {status['rounds']}: {sites}"
+
+
+def round_line(status: dict[str, Any]) -> str:
+    """A round in a line."""
+    score = status.get("server", {}).get("score")
+    own = f"server F1 {100 * score['f1']:.1f}, " if score and "f1" in score else ""
+    return f"round {status['round']}/{status['rounds']}: {own}{size_text(status['bytes'])}"
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """What a job was doing when it last said so."""
+    try:
+        return dict(json.loads((folder / "status.json").read_text()))
+    except (OSError, ValueError):
+        return {}

@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstill.errors import FedstillError
-from fedstill.federation.operate import Centre, Line, is_heard, newest, read_status, round_line
-from fedstill.federation.status import doing, late
+from fedstill.federation.operate import Centre, Line, newest
+from fedstill.federation.status import doing, late, read_status, round_line
+from fedstill.federation.submission import is_heard
 from fedstill.results.record import Record
 
 WORRY_DAYS = 30
