@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from fedstill.algorithms.base import Algorithm, Answers
-from fedstill.config import Experiment
+from fedstill.config.experiment import Experiment
 from fedstill.engines.journal import Journal
 from fedstill.engines.local import LocalEngine
-from fedstill.engines.plan import Plan
-from fedstill.prepare import prepare
+from fedstill.plan.plan import Plan
+from fedstill.plan.prepare import prepare
 from fedstill.wire.messages import Hello
 from fedstill.wire.replies import Replies
 

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import fedstill
-from fedstill.config import Experiment
+from fedstill.config.experiment import Experiment
 from fedstill.federation.rehearsal import rehearse
 from fedstill.results.record import Record
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import fedstill
-from fedstill.config import Experiment
+from fedstill.config.experiment import Experiment
 from fedstill.data.corpora import images
 from fedstill.learning.noise import Batch, Descent, make_sure
 from fedstill.models.images import LeNet, SmallCNN

@@ -18,12 +18,12 @@ from plain import Padded
 from turns import TURNS, Results, Seconds, Values, in_turns, spread, times
 
 from fedstill.algorithms.base import Answers
-from fedstill.config import Experiment
+from fedstill.config.experiment import Experiment
 from fedstill.engines.journal import Journal
 from fedstill.engines.local import LocalEngine
-from fedstill.engines.plan import SERVER, Plan
 from fedstill.models import Model, build
-from fedstill.prepare import prepare
+from fedstill.plan.plan import SERVER, Plan
+from fedstill.plan.prepare import prepare
 
 CLIENTS = 4
 SIZES = {"bert-tiny": (64, 3), "minilm": (32, 1)}

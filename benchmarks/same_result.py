@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from scipy import stats
 
 import fedstill
-from fedstill.config import load_experiment
+from fedstill.config.experiment import load_experiment
 
 HERE = Path(__file__).parent
 RECIPES = Path(fedstill.__file__).parent / "recipes"

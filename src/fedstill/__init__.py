@@ -2,17 +2,18 @@
 
 from fedstill.algorithms.base import Algorithm, Federation
 from fedstill.algorithms.weightings import Weighting
-from fedstill.config import Experiment, load_experiment
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
+from fedstill.common.version import VERSION
+from fedstill.config.experiment import Experiment, load_experiment
+from fedstill.engines.runner import resume, run
 from fedstill.models import load as load_model
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
 from fedstill.results.record import Record
-from fedstill.runner import resume, run
 from fedstill.wire.messages import Answer, Message, Opinion
 from fedstill.wire.replies import Replies
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Algorithm",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedstill.config import Experiment
+from fedstill.config.experiment import Experiment
 from fedstill.data.examples import Examples
 from fedstill.data.tokens import TokenStore
 from fedstill.learning.phases import PhaseSettings

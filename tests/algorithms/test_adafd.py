@@ -14,8 +14,8 @@ import fedstill
 from fedstill.algorithms import make
 from fedstill.algorithms.adafd import AdaFD
 from fedstill.algorithms.weightings import ENWC, RNWC
-from fedstill.errors import FedstillError
-from fedstill.randomness import generator
+from fedstill.common.errors import FedstillError
+from fedstill.common.randomness import generator
 from fedstill.results.record import read_lines
 
 LOSSES = [0.2, 0.5, 1.1]

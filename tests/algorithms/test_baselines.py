@@ -12,7 +12,7 @@ from fedstill.algorithms.dsfl import DSFL
 from fedstill.algorithms.fedkd import FedKD
 from fedstill.algorithms.logit_avg import LogitAvg
 from fedstill.algorithms.mhat import MHAT
-from fedstill.prepare import prepare
+from fedstill.plan.prepare import prepare
 
 SIZES = np.array([10, 20, 70])
 """As the clients of the `opinions` fixture say."""

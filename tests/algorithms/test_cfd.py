@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 import fedstill
 from fedstill.algorithms import make
 from fedstill.algorithms.cfd import CFD, SoftLabels
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.wire.messages import BadMessage, Hello, Sizes, encode
 from fedstill.wire.quantise import pack, quantise, unpack
 from fedstill.wire.replies import Failure, Replies

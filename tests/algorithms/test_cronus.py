@@ -9,7 +9,7 @@ from scipy.special import softmax
 import fedstill
 from fedstill.algorithms import make
 from fedstill.algorithms.cronus import Cronus
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from tests.algorithms.conftest import LABELS, reviews
 
 

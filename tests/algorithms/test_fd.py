@@ -6,8 +6,8 @@ import torch.nn.functional as F
 import fedstill
 from fedstill.algorithms import make
 from fedstill.algorithms.fd import FD, LabelMeans
+from fedstill.common.errors import FedstillError
 from fedstill.data.examples import Examples
-from fedstill.errors import FedstillError
 from fedstill.wire.messages import Hello
 from fedstill.wire.replies import Replies
 

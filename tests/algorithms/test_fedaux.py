@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 import fedstill
 from fedstill.algorithms import make
 from fedstill.algorithms.fedaux import FedAUX, in_unit_ball, separator
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.learning.features import features
 from fedstill.models import Model, ModelSpec
 from fedstill.models.small import TextCNN

@@ -11,12 +11,12 @@ from scipy.special import softmax
 
 import fedstill
 from fedstill.algorithms.feddrs import FedDRS, Work
-from fedstill.config import Experiment
-from fedstill.errors import FedstillError
-from fedstill.inference import label_file
-from fedstill.prepare import prepare
-from fedstill.randomness import key
+from fedstill.common.errors import FedstillError
+from fedstill.common.randomness import key
+from fedstill.config.experiment import Experiment
+from fedstill.plan.prepare import prepare
 from fedstill.results.compare import compare, load_runs
+from fedstill.results.inference import label_file
 from fedstill.wire.messages import Hello, Parameters
 from fedstill.wire.replies import Replies
 from tests.algorithms.test_fedsnd import TEXTCNN, active, digits, model_of, one_row, silent, write_shops  # noqa: F401

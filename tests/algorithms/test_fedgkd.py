@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 import fedstill
 from fedstill.algorithms import make
 from fedstill.algorithms.fedgkd import FedGKD, GlobalModels
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.wire.messages import Hello, Parameters, check, decode, encode
 from fedstill.wire.replies import Replies
 from tests.algorithms.test_parameters import Fed

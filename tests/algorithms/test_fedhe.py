@@ -7,7 +7,7 @@ import fedstill
 from fedstill.algorithms import make
 from fedstill.algorithms.fd import LabelMeans
 from fedstill.algorithms.fedhe import FedHe
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.wire.messages import Hello
 from fedstill.wire.replies import Replies
 from tests.algorithms.test_fd import COUNTS, rows_of

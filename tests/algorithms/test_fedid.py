@@ -11,8 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import fedstill
 from fedstill.algorithms import make
 from fedstill.algorithms.fedid import FedID, Lesson
+from fedstill.common.errors import FedstillError
 from fedstill.data.examples import Examples
-from fedstill.errors import FedstillError
 from fedstill.models import ModelSpec, build
 from fedstill.wire.messages import Hello, Scores
 from fedstill.wire.replies import Replies

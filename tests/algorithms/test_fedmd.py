@@ -6,9 +6,9 @@ from safetensors.torch import load_file
 import fedstill
 from fedstill.algorithms import make
 from fedstill.algorithms.fedmd import Consensus, FedMD
+from fedstill.common.errors import FedstillError
 from fedstill.data.examples import Examples
-from fedstill.errors import FedstillError
-from fedstill.prepare import prepare
+from fedstill.plan.prepare import prepare
 from fedstill.wire.messages import decode
 from tests.engines.test_resume import stop_after
 

@@ -7,7 +7,7 @@ from torch import nn
 import fedstill
 from fedstill.algorithms import make
 from fedstill.algorithms.fedopt import FedOpt
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.wire.messages import Hello, Parameters
 from fedstill.wire.replies import Replies
 from tests.algorithms.test_fedgkd import shifted

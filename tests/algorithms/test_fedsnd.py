@@ -11,10 +11,10 @@ from scipy.special import log_softmax, rel_entr, softmax
 
 import fedstill
 from fedstill.algorithms.fedsnd import FedSND
-from fedstill.config import Experiment
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
+from fedstill.config.experiment import Experiment
 from fedstill.learning.losses import task_ce
-from fedstill.prepare import prepare
+from fedstill.plan.prepare import prepare
 from fedstill.wire.messages import Hello, Parameters
 from fedstill.wire.replies import Replies
 from tests.engines.conftest import content

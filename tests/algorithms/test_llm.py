@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstill.algorithms.llm import Chat, Statistics, Unusable, ask, parse, prompt, statistics
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 
 CLIENTS = [
     Statistics("health", 0.123456, 0.87654, (1.23456, -0.5, 0.0), (2.0, 0.333333, 4.5), 0.98766),

@@ -11,8 +11,8 @@ from transformers import AutoTokenizer, BertConfig, BertForSequenceClassificatio
 
 import fedstill
 from fedstill.algorithms.mutual_kd import MutualKD, Student, changed, difference
+from fedstill.common.errors import FedstillError
 from fedstill.data.artefacts import fetch
-from fedstill.errors import FedstillError
 from fedstill.learning.losses import ce
 from fedstill.learning.mutual import Learner, Outputs, learn_mutually, mutual_losses
 from fedstill.learning.phases import Phase, PhaseSettings

@@ -10,7 +10,7 @@ import fedstill
 from fedstill.algorithms.fedavg import FedAvg
 from fedstill.algorithms.feddf import FedDF
 from fedstill.algorithms.feded import FedED
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.wire.messages import Hello, Parameters
 from fedstill.wire.replies import Replies
 

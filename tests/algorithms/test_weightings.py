@@ -14,8 +14,8 @@ from scipy.special import logsumexp, softmax
 from fedstill.algorithms import make
 from fedstill.algorithms.llm import Chat
 from fedstill.algorithms.weightings import ENWC, LLMWC, RNWC
-from fedstill.errors import FedstillError
-from fedstill.prepare import prepare
+from fedstill.common.errors import FedstillError
+from fedstill.plan.prepare import prepare
 
 
 def numbers(*losses):

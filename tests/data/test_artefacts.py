@@ -9,9 +9,9 @@ from pathlib import Path
 import huggingface_hub  # noqa: F401 - it reads HF_HUB_OFFLINE when imported, which must not be while a test sets it
 import pytest
 
+from fedstill.common.errors import FedstillError
 from fedstill.data import artefacts
 from fedstill.data.artefacts import Wheel, cache_folder, fetch
-from fedstill.errors import FedstillError
 
 WORDS = b"one two three\n"
 

@@ -11,10 +11,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.corpora import EMBEDDED, CorpusSpec, files, load, load_public
 from fedstill.data.corpora.tweets import ENTITIES
 from fedstill.data.corpus import Corpus
-from fedstill.errors import FedstillError
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 

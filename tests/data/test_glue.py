@@ -7,10 +7,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.corpora import CorpusSpec, glue, load, load_public
 from fedstill.data.corpus import Corpus
 from fedstill.data.partition import PartitionSpec, split
-from fedstill.errors import FedstillError
 from fedstill.learning.metrics import METRICS
 
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.corpora.images import IMAGES, _scaled, load
 from fedstill.data.corpus import Corpus, Images
 from fedstill.data.images import SHIFT, ImageStore
-from fedstill.errors import FedstillError
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 

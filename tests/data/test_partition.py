@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.numpy import load, save
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.corpus import Corpus
 from fedstill.data.partition import Partition, PartitionSpec, label_counts, split
-from fedstill.errors import FedstillError
 
 BARE = {"public": 0.0, "validation": 0.0, "test": 0.0}
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 import fedstill
+from fedstill.common.errors import FedstillError
 from fedstill.data import corpora, partition
 from fedstill.data.corpora import CorpusSpec
 from fedstill.data.partition import PartitionSpec
 from fedstill.data.public import PublicSpec, with_public
-from fedstill.errors import FedstillError
-from fedstill.prepare import prepare
+from fedstill.plan.prepare import prepare
 
 
 def write(path, rows, columns=("title", "body", "stars", "shop")):

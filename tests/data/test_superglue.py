@@ -8,10 +8,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.corpora import CorpusSpec, load, load_public, superglue
 from fedstill.data.corpus import Corpus
 from fedstill.data.partition import PartitionSpec, split
-from fedstill.errors import FedstillError
 
 # FedDRS's appendix A.2: the published record, and the processed rows that the paper prints. Where the paper elides
 # with dots, the passage is as short here as its print.

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedstill.config import Experiment, load_experiment
+from fedstill.common.errors import FedstillError
+from fedstill.config.experiment import Experiment, load_experiment
 from fedstill.data.corpora import CorpusSpec, load, load_public, tasks
 from fedstill.data.corpus import Corpus, Images
 from fedstill.data.partition import PartitionSpec, split
-from fedstill.errors import FedstillError
 
 
 def write(path: Path, contents: str) -> Path:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.artefacts import fetch
 from fedstill.data.examples import Examples
 from fedstill.data.tokens import TokenStore, store_tokens
-from fedstill.errors import FedstillError
 from fedstill.models.tokenizers import PretrainedTokenizer
 
 TEXTS = ["Great phone, lasts two days.", "", "meh", "It stopped working after an hour; I want my money back!" * 3]

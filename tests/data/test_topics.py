@@ -7,9 +7,9 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.corpora import CorpusSpec, load, load_public, topics
 from fedstill.data.corpus import Corpus
-from fedstill.errors import FedstillError
 from fedstill.learning.metrics import METRICS
 
 

@@ -38,7 +38,7 @@ def test_clients_that_sleep_on_disk_give_the_same_bytes(small: Small, tmp_path: 
 
 def test_a_host_keeps_no_more_models_awake_than_the_limit_allows(small: Small, tmp_path: Path) -> None:
     from fedstill.engines.host import Host
-    from fedstill.prepare import prepare
+    from fedstill.plan.prepare import prepare
     from fedstill.wire.messages import encode
 
     (tmp_path / "run").mkdir()
@@ -52,7 +52,7 @@ def test_a_host_keeps_no_more_models_awake_than_the_limit_allows(small: Small, t
 
 
 def test_the_costliest_clients_are_shared_out_first(small: Small, tmp_path: Path) -> None:
-    from fedstill.prepare import prepare
+    from fedstill.plan.prepare import prepare
 
     _, plan, _ = prepare(small(clients=["bow", "bert-tiny", "textcnn"]), tmp_path)
     assert share_out(plan, 2) == [["garden"], ["toys", "books"]]
@@ -136,7 +136,7 @@ def test_models_that_never_learnt_are_not_saved(small: Small, tmp_path: Path) ->
 def test_odd_domain_names_are_only_names(small: Small, reviews: Path, tmp_path: Path, name: str) -> None:
     from rich.console import Console
 
-    from fedstill.progress import Progress
+    from fedstill.results.progress import Progress
 
     reviews.write_text(reviews.read_text().replace(",books", f",{name}"))
     console = Console(force_terminal=True, width=200)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from fedstill import Experiment, FedstillError, run
 from fedstill.engines.host import Host, in_excess
 from fedstill.engines.seconds import FORM, Seconds, Slip
-from fedstill.prepare import prepare
+from fedstill.plan.prepare import prepare
 from fedstill.wire.messages import BadMessage, Hello, decode, encode
 
 Small = Callable[..., Experiment]

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from fedstill import Experiment, FedstillError, Record, resume, run
-from fedstill.configfile import dump
+from fedstill.config.source import dump
 from tests.engines.conftest import content
 
 Small = Callable[..., Experiment]

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 
 import fedstill
-from fedstill.config import Experiment
-from fedstill.configfile import dump
+from fedstill.config.experiment import Experiment
+from fedstill.config.source import dump
 from fedstill.federation.daemon import Daemon
 from fedstill.federation.files import SiteFile, read_file, to_values
 from fedstill.federation.rehearsal import Rehearsal

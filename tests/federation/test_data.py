@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from fedstill import Experiment, FedstillError, plugins, run
-from fedstill.configfile import dump
+from fedstill import Experiment, FedstillError, run
+from fedstill.common import plugins
+from fedstill.config.source import dump
 from fedstill.data import corpora
 from fedstill.data.corpora import CorpusSpec
 from fedstill.data.corpus import Corpus
@@ -23,14 +24,14 @@ from fedstill.data.examples import Examples
 from fedstill.engines.engine import Engine
 from fedstill.engines.host import Host
 from fedstill.engines.journal import Journal
-from fedstill.engines.plan import Plan
 from fedstill.engines.seconds import Slip
 from fedstill.federation.data import PublicSet, centre_plan, read_public, site_plan, site_public
 from fedstill.federation.files import CentreFile, SiteFile, read_file
 from fedstill.federation.job import Job
 from fedstill.federation.simulated import Simulated, write_files
 from fedstill.parties.party import TrainSettings
-from fedstill.prepare import prepare
+from fedstill.plan.plan import Plan
+from fedstill.plan.prepare import prepare
 from fedstill.results.record import Record
 from fedstill.wire.messages import Hello, decode, encode
 

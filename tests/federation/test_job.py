@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedstill import Experiment, FedstillError, plugins
+from fedstill import Experiment, FedstillError
+from fedstill.common import plugins
 from fedstill.federation.job import LOCAL, Job
 
 SETTINGS: dict[str, Any] = {"labels": ["bad", "good"], "clients": "bow", "server": "bow"}

@@ -13,7 +13,7 @@ pytest.importorskip("nvflare")
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.federation.files import FederationFile
 from fedstill.federation.kits import Kind, Kits, check_kit, expiry, init, kits_in, organisation, settle
 
@@ -127,7 +127,7 @@ def test_jobs_are_signed_and_made_of_our_own_classes_only(made: Kits) -> None:
         resources = local(kit, "resources.json")
         assert resources["class_list_enforcement_mode"] == "enforce"
         assert resources["class_allow_list"] == [
-            "fedstill.engines.flare.",
+            "fedstill.federation.flare.",
             "nvflare.collab.runtime.controller.CollabController",
             "nvflare.collab.runtime.executor.CollabExecutor",
         ]

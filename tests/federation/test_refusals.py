@@ -23,7 +23,7 @@ import psutil
 import pytest
 from nvflare.lighter.utils import load_private_key_file, sign_folders
 
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.federation import kits, submission
 from fedstill.federation.daemon import Daemon
 from fedstill.federation.data import read_public
@@ -504,7 +504,7 @@ if any("worker_process" in word for word in sys.orig_argv):
     def curious(self, request):
         if not asked:
             asked.append(True)
-            from fedstill.engines.flare import collab
+            from fedstill.federation.flare import collab
             try:
                 other = next(proxy for proxy in collab.clients if proxy.name == "books")
                 said = other(timeout=10.0).answer(frame({"what": "open", "number": 1000000}))

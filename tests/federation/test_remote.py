@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedstill.common.errors import FedstillError
 from fedstill.engines.checkpoint import folder_of
 from fedstill.engines.host import Host
 from fedstill.engines.seconds import Slip
-from fedstill.errors import FedstillError
 from fedstill.federation import centre
 from fedstill.federation.centre import END, Ended, Unreachable
 from fedstill.federation.data import read_public, site_plan

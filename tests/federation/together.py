@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 import fedstill
-from fedstill import plugins
-from fedstill.config import Experiment
+from fedstill.common import plugins
+from fedstill.config.experiment import Experiment
 from fedstill.federation import centre
 from fedstill.federation.data import read_public
 from fedstill.federation.files import CentreFile, SiteFile, read_file, to_values

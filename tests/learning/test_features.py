@@ -3,9 +3,9 @@ import pytest
 import torch
 from torch import nn
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.examples import Examples, TensorStore
 from fedstill.data.tokens import TokenStore
-from fedstill.errors import FedstillError
 from fedstill.learning.features import features, last_linear
 from fedstill.learning.predict import predict
 from fedstill.models.small import BagOfWords, BiGRU, TextCNN

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.examples import Examples
 from fedstill.data.tokens import TokenStore
-from fedstill.errors import FedstillError
 from fedstill.learning.fast import Fast, accelerate
 from fedstill.learning.influence import Moment, differentiable, gradient
 from fedstill.learning.losses import ce, probability_ce

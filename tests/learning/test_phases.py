@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.utils.class_weight import compute_class_weight
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.examples import Examples
 from fedstill.data.tokens import TokenStore
-from fedstill.errors import FedstillError
 from fedstill.learning.fast import Fast, accelerate
 from fedstill.learning.losses import ce, mse
 from fedstill.learning.phases import EpochLosses, Phase, PhaseSettings, class_weights, share_of_rate

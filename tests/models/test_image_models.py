@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.corpora.images import load
 from fedstill.data.images import ImageStore
-from fedstill.errors import FedstillError
 from fedstill.models.images import IMAGE_MODELS, LeNet, ResNet18, SmallCNN
 
 

@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer as RawTokenizer
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.artefacts import fetch
 from fedstill.data.examples import Examples
 from fedstill.data.tokens import TokenStore
-from fedstill.errors import FedstillError
 from fedstill.learning.predict import predict
 from fedstill.models import ModelSpec, build, load
 from fedstill.models.tokenizers import HashedNgrams, PretrainedTokenizer

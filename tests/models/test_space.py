@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.models import Model, ModelSpec, build
 from fedstill.models.space import space_of, special_positions, word_embeddings
 from tests.models.tiny_t5 import make_tiny_t5

@@ -7,9 +7,9 @@ from transformers import AutoModelForSeq2SeqLM, BartConfig, BartForConditionalGe
 
 import fedstill
 from fedstill import Experiment
+from fedstill.common.errors import FedstillError
 from fedstill.data.examples import Examples
 from fedstill.data.tokens import TokenStore
-from fedstill.errors import FedstillError
 from fedstill.learning.losses import likelihood
 from fedstill.learning.predict import generate, predict
 from fedstill.models import ModelSpec, build, load

@@ -6,9 +6,9 @@ import torch
 from safetensors.torch import load, save
 from sklearn.metrics import f1_score
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.examples import Examples
 from fedstill.data.tokens import TokenStore
-from fedstill.errors import FedstillError
 from fedstill.learning.losses import kl
 from fedstill.learning.phases import PhaseSettings
 from fedstill.models import Model, ModelSpec

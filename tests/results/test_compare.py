@@ -7,7 +7,7 @@ from rich.console import Console
 from safetensors.numpy import save_file
 from scipy import stats
 
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.learning.metrics import METRICS
 from fedstill.results.compare import CAPTIONS, compare, load_runs, to_dict
 from fedstill.results.table import render

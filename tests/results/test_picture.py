@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.results.picture import lines, save
 
 LABELS = ["trouser", "an article of clothing with a long name", "[bold]bag $5$"]

@@ -7,7 +7,7 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 import fedstill
 from fedstill import Experiment
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.results.compare import compare, load_runs
 from fedstill.results.record import Record
 

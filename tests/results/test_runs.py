@@ -1,6 +1,6 @@
 import pytest
 
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.results.compare import compare, load_runs
 from tests.results.conftest import write_run
 

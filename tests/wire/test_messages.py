@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import Tensor
 
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.wire.messages import (
     Answer,
     BadMessage,

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.wire.messages import Hello, Opinion, Parameters
 from fedstill.wire.replies import Failure, Replies, uniform
 

@@ -13,8 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 from fedstill.algorithms.base import Algorithm
 from fedstill.algorithms.llm import Chat
 from fedstill.algorithms.weightings import Weighting
-from fedstill.errors import FedstillError
-from fedstill.plugins import check_options, is_own, nearest, own_class
+from fedstill.common.errors import FedstillError
+from fedstill.common.plugins import check_options, is_own, nearest, own_class
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedstill.algorithms.base import Algorithm, Positive
 from fedstill.algorithms.weightings import ENWC, Weighting
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.learning.losses import Distillation, distillation, entropy
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedstill.algorithms.base import Algorithm, Federation, Role
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.learning.losses import probability_ce
 from fedstill.parties.client import Client
 from fedstill.parties.party import Party

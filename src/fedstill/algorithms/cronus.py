@@ -8,12 +8,12 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from fedstill.algorithms.base import Algorithm, Role
-from fedstill.algorithms.robust import RobustMean, most, robust_mean
 from fedstill.learning.losses import Distillation, distillation
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Answer, Opinion
 from fedstill.wire.replies import Replies
+from fedstill.wire.robust import RobustMean, most, robust_mean
 
 TINY = 1e-8
 """A probability whose logarithm is still a logit that models reach."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedstill.algorithms.base import Federation, Positive
 from fedstill.algorithms.fedavg import FedAvg
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.learning.features import features
 from fedstill.learning.losses import kl
 from fedstill.models.text_to_text import TextToText

@@ -13,8 +13,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedstill.algorithms.base import Algorithm, Answers, Federation, NotNegative, Positive
-from fedstill.errors import FedstillError
-from fedstill.files import file_name
+from fedstill.common.errors import FedstillError
+from fedstill.common.files import file_name
+from fedstill.common.randomness import Stream, key
 from fedstill.learning.fast import fast_of
 from fedstill.learning.phases import PhaseSettings, optimiser
 from fedstill.learning.precision import input_gradients
@@ -23,7 +24,6 @@ from fedstill.models.space import held_embeddings, space_of, starting_points
 from fedstill.models.text_to_text import TextToText
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
-from fedstill.randomness import Stream, key
 from fedstill.wire.messages import Done, Message, Parameters
 from fedstill.wire.replies import Replies, uniform
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedstill.algorithms.base import Algorithm, Answers, Federation, NotNegative, Positive
 from fedstill.algorithms.mhat import one_hot
+from fedstill.common.errors import FedstillError
 from fedstill.data.examples import Examples
-from fedstill.errors import FedstillError
 from fedstill.learning.influence import Moment, differentiable, gradient
 from fedstill.learning.losses import Distillation, distillation, hard, probability_ce
 from fedstill.learning.phases import Phase

@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedstill.algorithms.base import Algorithm, Federation, NotNegative, Positive
+from fedstill.common.randomness import key
 from fedstill.data.examples import Examples, TensorStore
 from fedstill.learning.losses import Loss, ce, entropy, kl
 from fedstill.learning.noise import Batch, Descent, make_sure
@@ -22,7 +23,6 @@ from fedstill.learning.predict import predict
 from fedstill.models.space import space_of
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
-from fedstill.randomness import key
 from fedstill.wire.messages import Done, Message, Parameters, Width
 from fedstill.wire.replies import Replies, uniform
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import torch
 
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 
 OPENAI_URL = "https://api.openai.com/v1"
 LONGEST_RETRY_AFTER_S = 60.0

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedstill.algorithms.base import Algorithm, Answers, Federation, Role
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.learning.mutual import Learner, learn_mutually, shows_layers
 from fedstill.learning.phases import class_weights
 from fedstill.models import ModelSpec

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedstill.algorithms.base import NotNegative
 from fedstill.algorithms.llm import Chat, Unusable, ask, statistics
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Opinion
 from fedstill.wire.replies import Replies

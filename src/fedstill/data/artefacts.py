@@ -16,7 +16,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 
 # Weights only as safetensors: the other formats are pickles, and a pickle is a program.
 HUB_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors"]

@@ -16,9 +16,9 @@ import torch
 from numpy.lib.format import open_memmap
 from torch import Tensor
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.artefacts import cache_folder
 from fedstill.data.corpus import Images, Ints
-from fedstill.errors import FedstillError
 
 SHIFT = 1 / 14
 """The farthest random shift, as a share of the image's size: two pixels of 28."""

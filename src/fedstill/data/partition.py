@@ -10,11 +10,11 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from fedstill.common.errors import FedstillError
+from fedstill.common.settings import Settings
 from fedstill.data.corpus import Corpus, Ints
 from fedstill.data.dealing import deal_by_class, deal_by_client, sizes_of, strata_of
 from fedstill.data.roles import Role, Units, draw_roles, units_of
-from fedstill.errors import FedstillError
-from fedstill.settings import Settings
 
 ATTEMPTS = 100
 

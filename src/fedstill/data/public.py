@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from pydantic import Field, model_validator
 
+from fedstill.common.errors import FedstillError
+from fedstill.common.plugins import nearest
+from fedstill.common.randomness import generator
+from fedstill.common.settings import Settings
 from fedstill.data.corpora import CorpusSpec, load_public, normalised
 from fedstill.data.corpus import Corpus, Ints
 from fedstill.data.partition import Partition
-from fedstill.errors import FedstillError
-from fedstill.plugins import nearest
-from fedstill.randomness import generator
-from fedstill.settings import Settings
 
 
 class PublicSpec(Settings):

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.format import open_memmap
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.artefacts import cache_folder
 from fedstill.data.corpus import Ints
-from fedstill.errors import FedstillError
 
 Encoded = tuple[npt.NDArray[np.int32], Ints, npt.NDArray[np.uint8] | None]
 """ids of all texts one after the other, where each text starts (and the end), token types or None."""

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedstill.files import FileReference, write_whole
+from fedstill.common.files import FileReference, write_whole
 
 KEPT = 2
 

@@ -13,17 +13,17 @@ from functools import cache, partial
 from typing import Any
 
 from fedstill import algorithms
-from fedstill.algorithms.base import Algorithm, Answers
+from fedstill.algorithms.base import Answers
+from fedstill.common.errors import FedstillError
+from fedstill.common.files import FileReference, file_name
+from fedstill.common.randomness import generator
 from fedstill.engines import checkpoint
 from fedstill.engines.checkpoint import Manifest, folder_of
 from fedstill.engines.host import export, message_types, owed, read_state, write_state
 from fedstill.engines.journal import Journal
-from fedstill.engines.plan import SERVER, Plan
 from fedstill.engines.seconds import Seconds, Slip
-from fedstill.errors import FedstillError
-from fedstill.files import FileReference, file_name
-from fedstill.parties.server import Server
-from fedstill.randomness import generator
+from fedstill.plan.needs import same_architecture
+from fedstill.plan.plan import SERVER, Plan
 from fedstill.wire.ledger import Ledger
 from fedstill.wire.messages import BadMessage, Hello, Message, Sizes, check, check_measured, decode, encode
 from fedstill.wire.replies import Failure, Replies
@@ -304,13 +304,3 @@ def _reasons(failures: Sequence[Failure]) -> str:
         f"{', '.join(names)}: {reason if len(names) > 1 else reason.replace('...', names[0])}"
         for reason, names in clients.items()
     )
-
-
-def same_architecture(algorithm: Algorithm, server: Server, architectures: Mapping[str, str]) -> None:
-    """Refuse to average what cannot be averaged."""
-    if others := [name for name, own in architectures.items() if own != server.model.architecture]:
-        raise FedstillError(
-            f"{algorithm.title} exchanges parameters, so everybody needs the server's architecture "
-            f"({server.spec.model}): {', '.join(others)} {'has' if len(others) == 1 else 'have'} another. Give all the "
-            "same model, or use a method that exchanges predictions (AdaFD, FedID) or averages by architecture (FedDF)."
-        )

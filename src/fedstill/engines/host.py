@@ -14,16 +14,16 @@ from safetensors.torch import load, save, save_file
 
 from fedstill import algorithms
 from fedstill.algorithms.base import Algorithm
+from fedstill.common.errors import FedstillError
+from fedstill.common.files import FileReference, file_name
 from fedstill.engines.checkpoint import folder_of
-from fedstill.engines.plan import Plan
 from fedstill.engines.seconds import Slip
-from fedstill.errors import FedstillError
-from fedstill.files import FileReference, file_name
 from fedstill.learning.fast import card
 from fedstill.learning.fast.card import WIDEST
 from fedstill.learning.precision import choose_device
 from fedstill.parties.client import Client
 from fedstill.parties.party import Party
+from fedstill.plan.plan import Plan
 from fedstill.wire.messages import Hello, Message, decode, encode
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 
 try:
     import fcntl

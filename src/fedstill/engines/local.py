@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import threading
 from collections import deque
@@ -14,15 +13,14 @@ from typing import Any
 
 import torch
 
+from fedstill.common.errors import FedstillError
 from fedstill.engines import processes
 from fedstill.engines.engine import Tell
 from fedstill.engines.host import Host
 from fedstill.engines.journal import Journal
-from fedstill.engines.plan import Plan
 from fedstill.engines.processes import STOP_S, follow_parent, how_it_died, stop
 from fedstill.engines.sharing import Request, SharingEngine, answer, answer_all, share_out
-from fedstill.errors import FedstillError
-from fedstill.learning.precision import choose_device
+from fedstill.plan.plan import Plan
 
 
 class LocalEngine(SharingEngine["_Host"]):
@@ -148,10 +146,3 @@ def _serve(pipe: Connection, plan: Plan, limit_bytes: int | None) -> None:
 def _send(pipe: Connection, kind: bytes, raw: bytes) -> None:
     pipe.send_bytes(kind)
     pipe.send_bytes(raw)
-
-
-def default_workers(device: str = "cpu") -> int:
-    """One a core that this process may use; one for a GPU, where clients learn at once in one process."""
-    if choose_device(device).type == "cuda":
-        return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fedstill.common.errors import FedstillError
 from fedstill.engines.sharing import Request, in_words
-from fedstill.errors import FedstillError
 
 BEAT_S = 5.0
 SILENCE_S = 300.0

@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from fedstill.common.errors import FedstillError
+from fedstill.common.files import FileReference
 from fedstill.engines.engine import Engine
 from fedstill.engines.host import Host
-from fedstill.engines.plan import Plan
-from fedstill.errors import FedstillError
-from fedstill.files import FileReference
 from fedstill.learning.fast.card import meet
 from fedstill.models.build import cost
+from fedstill.plan.plan import Plan
 from fedstill.wire.replies import Failure
 
 Request = tuple[str, str, bytes]

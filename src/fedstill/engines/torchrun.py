@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
+from fedstill.common.errors import FedstillError
+from fedstill.common.files import write_whole
 from fedstill.engines.engine import Tell
 from fedstill.engines.host import Host
 from fedstill.engines.journal import Journal
-from fedstill.engines.plan import Plan
 from fedstill.engines.ranks import Conductor, Follower, Place
 from fedstill.engines.sharing import Request, SharingEngine, answer, in_words, share_out
-from fedstill.errors import FedstillError
-from fedstill.files import write_whole
+from fedstill.plan.plan import Plan
 
 SHARED = ".writing-shared"
 """A file that every rank must find in the run folder."""

@@ -15,20 +15,20 @@ from typing import Any
 
 import torch
 
-from fedstill import plugins, runner
 from fedstill.algorithms.base import Answers
-from fedstill.configfile import dump
-from fedstill.engines import checkpoint
+from fedstill.common import plugins
+from fedstill.common.errors import FedstillError
+from fedstill.common.files import FileReference, write_whole
+from fedstill.config.source import dump
+from fedstill.engines import checkpoint, runner
 from fedstill.engines.engine import Engine, Tell
 from fedstill.engines.journal import Journal
-from fedstill.engines.plan import Plan
 from fedstill.engines.seconds import Slip
-from fedstill.errors import FedstillError
 from fedstill.federation.data import PublicSet, centre_plan
 from fedstill.federation.files import CentreFile
 from fedstill.federation.job import Job
 from fedstill.federation.requests import WAIT_S, frame, transfer_s, unframe
-from fedstill.files import FileReference, write_whole
+from fedstill.plan.plan import Plan
 from fedstill.results.record import Record
 from fedstill.wire.messages import BadMessage, Hello, Message, Sizes
 from fedstill.wire.replies import Failure, Replies

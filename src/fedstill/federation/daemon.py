@@ -16,9 +16,9 @@ from typing import Literal
 
 import psutil
 
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
+from fedstill.common.files import write_whole
 from fedstill.federation.kits import CONFIG, organisation
-from fedstill.files import write_whole
 
 STOP_S = 10.0
 TRIES = 5
@@ -40,7 +40,7 @@ class Daemon:
             end_tree(process.pid)
         self.log.parent.mkdir(exist_ok=True)
         organised = [] if self.kind == "centre" else [f"uid={self.name}"]
-        command = [sys.executable, "-u", "-m", "fedstill.engines.flare", self.kind, "-m", str(self.kit)]
+        command = [sys.executable, "-u", "-m", "fedstill.federation.flare", self.kind, "-m", str(self.kit)]
         options = [
             "-s",
             CONFIG[self.kind],
@@ -90,7 +90,7 @@ def left_behind(kit: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if str(kit) in words and any("nvflare" in word or "fedstill.engines.flare" in word for word in words):
+        if str(kit) in words and any("nvflare" in word or "fedstill.federation.flare" in word for word in words):
             found.append(process)
     return found
 

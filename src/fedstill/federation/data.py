@@ -11,19 +11,20 @@ from pathlib import Path
 import numpy as np
 
 from fedstill.algorithms.base import Algorithm
-from fedstill.config import ClientSpec, Experiment
+from fedstill.common.errors import FedstillError
+from fedstill.config.experiment import ClientSpec, Experiment
 from fedstill.data import corpora, partition
 from fedstill.data.corpora import CorpusSpec
 from fedstill.data.corpora.images import IMAGES
 from fedstill.data.corpus import Corpus, Ints
 from fedstill.data.partition import Partition, PartitionSpec
 from fedstill.data.public import PublicSpec
-from fedstill.engines.plan import Plan
-from fedstill.errors import FedstillError
 from fedstill.federation.files import CentreFile, SiteFile
 from fedstill.federation.job import Job
 from fedstill.parties.party import PartySpec
-from fedstill.prepare import check_chat, check_needs, fingerprint_of, make_plan
+from fedstill.plan.needs import check_chat, check_needs
+from fedstill.plan.plan import Plan
+from fedstill.plan.prepare import fingerprint_of, make_plan
 
 ADVICE = {"public": "name `public:` in server.yaml", "labelled": "name `labelled:` in server.yaml"}
 

@@ -9,15 +9,15 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
-from fedstill.config import read_settings
-from fedstill.configfile import Source
+from fedstill.common.errors import FedstillError
+from fedstill.common.settings import Settings
+from fedstill.common.units import seconds_of
+from fedstill.config.experiment import read_settings
+from fedstill.config.source import Source
 from fedstill.data.corpora import CorpusSpec
-from fedstill.errors import FedstillError
 from fedstill.learning.phases import PhaseSettings
 from fedstill.models import ModelSpec
 from fedstill.parties.party import TrainSettings
-from fedstill.settings import Settings
-from fedstill.units import seconds_of
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 """What may name a site or a federation: it becomes part of certificates, folders and addresses of messages."""

@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 
-from fedstill import plugins
+from fedstill.common import plugins
 from fedstill.engines import checkpoint
 from fedstill.engines.checkpoint import Manifest
 from fedstill.engines.host import Host
-from fedstill.engines.plan import Plan
 from fedstill.engines.seconds import Slip
 from fedstill.federation.data import PublicSet, site_plan
 from fedstill.federation.files import SiteFile
 from fedstill.federation.job import Job
 from fedstill.federation.requests import Refusal
 from fedstill.federation.worker import Errand
+from fedstill.plan.plan import Plan
 from fedstill.wire.messages import decode
 
 SHOWN = ("phase", "done", "steps", "epochs")

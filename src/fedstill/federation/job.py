@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from fedstill.config import EXPERIMENT_NAME, Experiment, from_source
-from fedstill.configfile import Source
-from fedstill.errors import FedstillError
-from fedstill.plugins import is_own
+from fedstill.common.errors import FedstillError
+from fedstill.common.plugins import is_own
+from fedstill.config.experiment import EXPERIMENT_NAME, Experiment, from_source
+from fedstill.config.source import Source
 
 LOCAL = ("corpus", "partition", "public", "client_tests", "engine", "workers", "device", "memory")
 """What of an experiment is each machine's own affair, or a simulation's."""

@@ -8,15 +8,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from fedstill.common.errors import FedstillError
+from fedstill.common.files import write_whole
+from fedstill.common.units import size_text
 from fedstill.data import corpora
 from fedstill.data.corpora import CorpusSpec
-from fedstill.errors import FedstillError
 from fedstill.federation import kits
 from fedstill.federation.daemon import Daemon, Presence, answers
 from fedstill.federation.files import SiteFile, read_file, to_values
-from fedstill.files import write_whole
 from fedstill.models.build import party_tokenizer
-from fedstill.units import size_text
 
 Say = Callable[[str], None]
 

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.federation.files import FederationFile, read_file
 
 Kind = Literal["site", "centre", "admin"]
@@ -33,13 +33,13 @@ ADMIN = "admin@centre.org"
 """The name that the centre's own commands log in by."""
 
 CLASSES = [
-    "fedstill.engines.flare.",
+    "fedstill.federation.flare.",
     "nvflare.collab.runtime.controller.CollabController",
     "nvflare.collab.runtime.executor.CollabExecutor",
 ]
 """All that a job may be made of."""
 
-VALIDATOR = {"path": "fedstill.engines.flare.NothingButNames"}
+VALIDATOR = {"path": "fedstill.federation.flare.NothingButNames"}
 """What looks at a job before any of it is used."""
 
 DENIED = ("byoc", "shell_commands", "server-predeployed-flwr", "clone_job", "manage_job", "operate", "view")

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedstill.common.errors import FedstillError
+from fedstill.common.files import write_whole
 from fedstill.data import corpora
-from fedstill.errors import FedstillError
 from fedstill.federation import kits
 from fedstill.federation.centre import END, STOPPED
 from fedstill.federation.daemon import Daemon, Presence, answers, is_free
 from fedstill.federation.data import read_public
 from fedstill.federation.files import CentreFile, FederationFile, read_file, to_values
 from fedstill.federation.status import read_status
-from fedstill.files import write_whole
 from fedstill.results.record import Record
 
 Say = Callable[[str], None]
@@ -91,7 +91,7 @@ class Line:
 def flare() -> Any:
     """The module that knows FLARE, if that is installed."""
     try:
-        from fedstill.engines import flare
+        from fedstill.federation import flare
     except ImportError as error:
         raise FedstillError(
             f'a federation needs FLARE: run `pip install "fedstill[federation]"` first ({error}).'

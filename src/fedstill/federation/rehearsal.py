@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedstill.config import Experiment
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
+from fedstill.config.experiment import Experiment
 from fedstill.federation import kits, operate, submission
 from fedstill.federation.daemon import Daemon
 from fedstill.federation.files import FederationFile

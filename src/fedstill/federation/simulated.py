@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from fedstill.config import Experiment
-from fedstill.configfile import dump
+from fedstill.common.errors import FedstillError
+from fedstill.common.files import write_whole
+from fedstill.common.plugins import absolute, is_own
+from fedstill.config.experiment import Experiment
+from fedstill.config.source import dump
 from fedstill.data.corpus import Corpus, Ints
 from fedstill.data.partition import Partition
-from fedstill.errors import FedstillError
 from fedstill.federation.data import refuse_other_kinds
 from fedstill.federation.files import check_names
 from fedstill.federation.job import anonymous
-from fedstill.files import write_whole
 from fedstill.parties.party import PartySpec
-from fedstill.plugins import absolute, is_own
-from fedstill.prepare import divide
+from fedstill.plan.prepare import divide
 
 
 @dataclass(frozen=True)

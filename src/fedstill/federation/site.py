@@ -9,14 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedstill import __version__, algorithms, plugins
-from fedstill.errors import FedstillError
+from fedstill import algorithms
+from fedstill.common import plugins
+from fedstill.common.errors import FedstillError
+from fedstill.common.files import write_whole
+from fedstill.common.version import VERSION
 from fedstill.federation.data import PublicSet, site_public
 from fedstill.federation.files import SiteFile, to_values
 from fedstill.federation.job import Job
 from fedstill.federation.requests import LARGE, WAIT_S, Refusal, frame, unframe
 from fedstill.federation.worker import Died, Errand, Failed, Worker
-from fedstill.files import write_whole
 from fedstill.wire.messages import BadMessage, Parameters
 
 GIVEN_UP = "it took too long and was given up."
@@ -236,8 +238,8 @@ class Site:
 def refuse_unwanted(job: Job, file: SiteFile, name: str) -> None:
     """Refuse what the site's file does not allow, in a sentence that may leave."""
     limits = file.limits
-    if job.version != __version__:
-        raise Refusal(f"it runs fedstill {__version__}, and the centre {job.version}: install the same.")
+    if job.version != VERSION:
+        raise Refusal(f"it runs fedstill {VERSION}, and the centre {job.version}: install the same.")
     if name not in job.sites:
         raise Refusal("it is not among the experiment's sites.")
     if limits.experiments is not None and not any(job.hash.startswith(known) for known in limits.experiments):

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
+from fedstill.common.files import write_whole
+from fedstill.common.units import size_text
 from fedstill.federation.centre import Ended, Lost, plain
 from fedstill.federation.job import Job
-from fedstill.files import write_whole
-from fedstill.units import size_text
 
 EVERY_S = 0.5
 NOTES = 20

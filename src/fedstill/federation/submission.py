@@ -9,16 +9,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedstill import __version__
-from fedstill.config import Experiment
+from fedstill.common.errors import FedstillError
+from fedstill.common.files import write_whole
+from fedstill.common.version import VERSION
+from fedstill.config.experiment import Experiment
 from fedstill.engines.engine import needed
-from fedstill.errors import FedstillError
 from fedstill.federation.centre import END, STOPPED
 from fedstill.federation.data import read_public, refuse_impossible
 from fedstill.federation.job import Job
 from fedstill.federation.operate import Centre, Line, Say, flare
 from fedstill.federation.status import in_a_line, read_status, round_line
-from fedstill.files import write_whole
 from fedstill.results.record import Record
 
 TRIES = 3
@@ -38,7 +38,7 @@ def make_job(centre: Centre, experiment: Experiment) -> Job:
     public = read_public(centre.has)
     labels = experiment.labels or []
     fingerprint = public.fingerprint(labels)
-    job = Job.make(experiment, fingerprint, public.samples, len(public.texts) - public.samples, sites, __version__)
+    job = Job.make(experiment, fingerprint, public.samples, len(public.texts) - public.samples, sites, VERSION)
     if not isinstance(experiment.clients, dict):
         experiment.client_specs(job.sites)
     refuse_impossible(experiment.make_algorithm(), job)

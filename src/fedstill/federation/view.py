@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.federation.operate import Centre, Line, newest
 from fedstill.federation.status import doing, late, read_status, round_line
 from fedstill.federation.submission import is_heard

@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from fedstill.common.errors import FedstillError
 from fedstill.engines.processes import STOP_S, how_it_died
-from fedstill.errors import FedstillError
 from fedstill.federation.requests import Refusal, frame, unframe
 
 

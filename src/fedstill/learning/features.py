@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.examples import Examples
-from fedstill.errors import FedstillError
 from fedstill.learning.precision import Precision
 from fedstill.learning.predict import forward, predict
 

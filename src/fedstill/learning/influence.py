@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedstill.common.errors import FedstillError
+from fedstill.common.randomness import Stream
 from fedstill.data.examples import Examples
-from fedstill.errors import FedstillError
 from fedstill.learning.fast import switched_off
 from fedstill.learning.losses import ce
 from fedstill.learning.phases import Phase
 from fedstill.learning.predict import forward
-from fedstill.randomness import Stream
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.learning.losses import Loss, kl
 from fedstill.learning.phases import WATCH_EVERY, Phase, Watch
 from fedstill.learning.precision import autocast, full

@@ -17,15 +17,15 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedstill.common.errors import FedstillError
+from fedstill.common.randomness import Stream
+from fedstill.common.settings import Settings
 from fedstill.data.examples import Examples
-from fedstill.errors import FedstillError
 from fedstill.learning.fast import card, fast_of
 from fedstill.learning.fast.vocabulary import shrink
 from fedstill.learning.losses import Loss, ce
 from fedstill.learning.precision import Precision, autocast, full
 from fedstill.learning.predict import forward, predict
-from fedstill.randomness import Stream
-from fedstill.settings import Settings
 
 Watch = Callable[[int, int, float], None]
 """(steps done, steps in all, loss of the last finished epoch or NaN): called a few times an epoch."""

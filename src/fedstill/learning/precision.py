@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 
 Precision = Literal["fp32", "bf16"]
 

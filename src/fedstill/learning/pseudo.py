@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedstill.learning.losses import within_task
 from fedstill.learning.predict import forward
-from fedstill.models.text_to_text import TextToText
 
 
 @dataclass(frozen=True)
@@ -50,9 +49,9 @@ class Reader:
     label_tasks: Tensor | None = None
     """Where every task has a head of its own: the task of each label."""
 
-    def __call__(self, module: nn.Module, inputs: Tensor, labels: Tensor) -> Answer:
+    def __call__(self, module: Any, inputs: Tensor, labels: Tensor) -> Answer:
         """The module's answer to inputs that shall mean these labels."""
-        if isinstance(module, TextToText):
+        if hasattr(module, "target_logits"):  # a text-to-text model
             logits, mask = module.target_logits(labels, **{self.name: inputs})
             return Answer(logits.log_softmax(-1), module.words[labels], mask)
         logits = forward(module, {self.name: inputs})

@@ -19,16 +19,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from fedstill.common.errors import FedstillError
+from fedstill.common.plugins import absolute, check_options, is_own, nearest, own_class
+from fedstill.common.settings import Settings
 from fedstill.data.artefacts import fetch
 from fedstill.data.tokens import Tokenizer
-from fedstill.errors import FedstillError
 from fedstill.learning.losses import Loss, ce, likelihood
 from fedstill.models.images import IMAGE_MODELS
 from fedstill.models.small import SMALL
 from fedstill.models.text_to_text import TextToText, is_text_to_text, keep_layers, label_words
 from fedstill.models.tokenizers import HashedNgrams, HashedTokens, load_tokenizer, read_tokenizer
-from fedstill.plugins import absolute, check_options, is_own, nearest, own_class
-from fedstill.settings import Settings
 
 OURS = "fedstill.json"
 """The file that marks a folder as a small model of ours; Hugging Face models have their own `config.json`."""

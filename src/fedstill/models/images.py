@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 
 
 class LeNet(nn.Module):

@@ -16,6 +16,8 @@ class TextCNN(nn.Module):
     """Convolutions over word windows, the largest answer of each filter, a linear head (Kim 2014)."""
 
     rate: ClassVar[float] = 4e-3
+    only_embeds_words: ClassVar[bool] = True
+    """Its `embedding` serves no other purpose, so that a phase may work on those of its rows that occur."""
 
     def __init__(
         self,
@@ -51,6 +53,8 @@ class BiGRU(nn.Module):
     """A GRU in both directions, the mean and the maximum of its states, a linear head."""
 
     rate: ClassVar[float] = 5e-3
+    only_embeds_words: ClassVar[bool] = True
+    """Its `embedding` serves no other purpose, so that a phase may work on those of its rows that occur."""
 
     def __init__(
         self,

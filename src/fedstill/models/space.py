@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.corpus import Ints
-from fedstill.errors import FedstillError
 from fedstill.models.build import Model
 
 EMBEDDINGS = {"embeddings", "embedding", "shared", "embed_tokens", "embed_positions", "layernorm_embedding"}

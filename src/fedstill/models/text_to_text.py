@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 
 T5 = ("t5", "mt5", "umt5")
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.artefacts import fetch
 from fedstill.data.tokens import Encoded, Tokenizer
-from fedstill.errors import FedstillError
 
 HASHED = "hashed_ngrams.json"
 

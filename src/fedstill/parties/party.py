@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedstill.common.errors import FedstillError
+from fedstill.common.randomness import generator, key
 from fedstill.data.corpus import Ints
 from fedstill.data.examples import Examples
-from fedstill.errors import FedstillError
 from fedstill.learning.losses import Loss, joint, task_ce
 from fedstill.learning.phases import EpochLosses, Passes, Phase, PhaseSettings, class_weights
 from fedstill.learning.precision import Precision
@@ -27,7 +28,6 @@ from fedstill.learning.predict import generate, predict
 from fedstill.models import Model, ModelSpec
 from fedstill.models.text_to_text import TextToText
 from fedstill.parties.evaluation import Evaluation
-from fedstill.randomness import generator, key
 
 Stage = Literal["trained", "distilled", "processed"]
 Memory = dict[str, Tensor | dict[str, Tensor] | float]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.learning.metrics import METRICS
 from fedstill.results.runs import Run, Runs, Unpaired, complete, load_runs, predictions
 from fedstill.results.significance import FEWEST_SEEDS, RESAMPLES, Bootstrap, paired_bootstrap, paired_over_seeds

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedstill.common.errors import FedstillError
+from fedstill.common.files import write_whole
 from fedstill.data.corpus import Corpus
 from fedstill.data.partition import Partition, label_counts
-from fedstill.errors import FedstillError
-from fedstill.files import write_whole
 
 SHADES = "·░▒▓█"
 """None at all, then quarters of the largest cell."""

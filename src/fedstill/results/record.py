@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.algorithms.base import Algorithm
-from fedstill.engines.plan import SERVER, Plan
-from fedstill.errors import FedstillError
-from fedstill.files import file_name, write_whole
+from fedstill.common.errors import FedstillError
+from fedstill.common.files import file_name, write_whole
 from fedstill.learning.metrics import METRICS
 from fedstill.models import Model, load
+from fedstill.plan.plan import SERVER, Plan
 from fedstill.wire.messages import STAGES
 
 Metric = dict[str, Any]

@@ -10,8 +10,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from fedstill.errors import FedstillError
-from fedstill.files import file_name
+from fedstill.common.errors import FedstillError
+from fedstill.common.files import file_name
 from fedstill.learning.metrics import METRICS, Integers
 
 POOLED = "test"

@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedstill.common.units import size_text
 from fedstill.results.compare import Comparison, Difference, Row, Spread
 from fedstill.results.significance import p_text
-from fedstill.units import size_text
 
 MISSING = "–"
 

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 
 STAGES = ("trained", "distilled", "processed")
 """What a party measures itself after, in the order in which a round comes to them."""

@@ -9,7 +9,7 @@ from typing import Generic
 import torch
 from torch import Tensor
 
-from fedstill.errors import FedstillError
+from fedstill.common.errors import FedstillError
 from fedstill.wire.messages import Hello, M
 
 

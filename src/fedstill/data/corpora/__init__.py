@@ -13,11 +13,11 @@ import numpy.typing as npt
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.corpora import amazon, files, glue, images, reviews, superglue, tasks, topics, tweets
 from fedstill.data.corpora.files import Columns, Row
 from fedstill.data.corpora.spec import EMBEDDED, CorpusSpec
 from fedstill.data.corpus import Corpus, Ints
-from fedstill.errors import FedstillError
 
 __all__ = ["EMBEDDED", "CorpusSpec", "load", "load_public", "normalised"]
 

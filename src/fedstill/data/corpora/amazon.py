@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.corpora.files import Columns, Row, read
-from fedstill.errors import FedstillError
 
 LABELS = ("neutral", "positive", "negative")
 """In the order of their numbers in the files."""

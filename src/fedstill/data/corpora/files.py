@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.artefacts import offline
-from fedstill.errors import FedstillError
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 

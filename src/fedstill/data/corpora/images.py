@@ -18,10 +18,10 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import interpolate
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.artefacts import offline
 from fedstill.data.corpora.files import hub_dataset
 from fedstill.data.corpus import Corpus, Images, Ints
-from fedstill.errors import FedstillError
 
 Pixels = npt.NDArray[np.uint8]
 """[N, channels, height, width]"""

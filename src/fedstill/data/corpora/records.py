@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.corpora.files import fault, hub_dataset
-from fedstill.errors import FedstillError
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationInfo, field_validator, model_validator
 
+from fedstill.common.settings import Settings
 from fedstill.data.artefacts import WHEELS
 from fedstill.data.corpora import amazon, glue, images, reviews, superglue, topics, tweets
 from fedstill.data.corpora.files import Columns
-from fedstill.settings import Settings
 
 
 class Embedded(NamedTuple):

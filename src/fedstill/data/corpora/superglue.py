@@ -10,11 +10,11 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from fedstill.common.errors import FedstillError
+from fedstill.common.plugins import nearest
 from fedstill.data.corpora import records
 from fedstill.data.corpora.files import Row, fault
 from fedstill.data.corpora.records import Record
-from fedstill.errors import FedstillError
-from fedstill.plugins import nearest
 
 HUB = "aps/super_glue"
 

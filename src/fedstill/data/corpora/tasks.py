@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.corpus import Corpus, Ints
-from fedstill.errors import FedstillError
 
 METRICS = ("accuracy", "f1")
 

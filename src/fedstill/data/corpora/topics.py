@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedstill.common.errors import FedstillError
 from fedstill.data.corpora.files import Columns, Row, read, read_dataset
-from fedstill.errors import FedstillError
 
 METRICS = ("accuracy", "f1")
 

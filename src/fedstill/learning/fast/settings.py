@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import model_validator
 from torch import nn
 
-from fedstill.settings import Settings
+from fedstill.common.settings import Settings
 
 
 class Fast(Settings):

@@ -1,0 +1,74 @@
+"""What there is to choose from: corpora, models, algorithms and recipes, as tables."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedstill import algorithms
+from fedstill.algorithms.base import Algorithm
+from fedstill.config.source import Source
+from fedstill.data.artefacts import WHEELS
+from fedstill.data.corpora import EMBEDDED
+from fedstill.models.build import OWN
+from fedstill.papers.recipe import is_grid, recipe_files
+
+Page = tuple[Sequence[str], Sequence[Sequence[str]]]
+
+
+def corpora() -> Page:
+    """Corpora by name, and the generic door."""
+    rows = [(name, corpus.what, _few(corpus.labels), corpus.licence) for name, corpus in EMBEDDED.items()]
+    rows.append(("{path: ...}", "your own CSV, TSV, JSONL or Parquet", "yours", "yours"))
+    rows.append(("owner/name", "a Hugging Face data set", "its own", "its own"))
+    return ("name", "what", "labels", "licence"), rows
+
+
+def _few(labels: Sequence[str]) -> str:
+    """The first of many labels, and how many there are."""
+    return ", ".join(labels) if len(labels) <= 14 else f"{', '.join(labels[:8])}, ... ({len(labels)})"
+
+
+def models() -> Page:
+    """Models by short name, and how to name others."""
+    rows = [(name, WHEELS[name].what, "pretrained", WHEELS[name].licence) for name in ("bert-tiny", "minilm")]
+    rows += [(name, _first_line(cls), "from scratch", "Apache-2.0") for name, cls in OWN.items()]
+    rows.append(("minilm[:3]", "the first three layers of any transformer", "pretrained", "the model's"))
+    rows.append(("owner/name or a folder", "any Hugging Face sequence classifier, or T5", "pretrained", "the model's"))
+    rows.append(("file.py:Class", "a torch.nn.Module of your own", "from scratch", "yours"))
+    return ("name", "what", "weights", "licence"), rows
+
+
+def methods() -> Page:
+    """Algorithms with their papers, needs and costs."""
+    rows = [
+        (name, _purpose(cls), cls.paper, ", ".join(sorted(cls.needs)) or "-", cls.cost)
+        for name, cls in sorted(algorithms.known(Algorithm).items())
+    ]
+    return ("name", "what", "paper", "needs", "numbers a round"), rows
+
+
+def recipes() -> Page:
+    """Experiments and tables that ship with fedstill."""
+    rows = [(name, _kind(path), _comment(path)) for name, path in recipe_files().items()]
+    return ("name", "kind", "what"), rows
+
+
+def _kind(path: Path) -> str:
+    """A table is for `fedstill reproduce`, an experiment for `fedstill run`."""
+    return "table" if is_grid(Source.read(path).values) else "experiment"
+
+
+def _comment(path: Path) -> str:
+    """A recipe's first line says what it is."""
+    return path.read_text(encoding="utf-8").splitlines()[0].removeprefix("#").strip()
+
+
+def _purpose(cls: type) -> str:
+    """An algorithm's file says in its first line what it is, after its name."""
+    return (sys.modules[cls.__module__].__doc__ or "").strip().splitlines()[0].partition(": ")[2]
+
+
+def _first_line(cls: type) -> str:
+    return (cls.__doc__ or "").strip().splitlines()[0]

@@ -1,0 +1,99 @@
+"""`fedstill check`: what an experiment would do, without doing it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedstill.common.errors import FedstillError
+from fedstill.config.experiment import Experiment
+from fedstill.data.corpus import Corpus
+from fedstill.data.partition import label_counts
+from fedstill.parties.party import Party
+from fedstill.plan.needs import same_architecture
+from fedstill.plan.plan import Plan
+from fedstill.plan.prepare import prepare
+from fedstill.results import picture as drawing
+
+
+def report(experiment: Experiment, console: Console, picture: Path | None = None) -> None:
+    """Print parties, rows, labels, parameters and the bytes of a round; the partition also as a picture in a file."""
+    with tempfile.TemporaryDirectory() as scratch:
+        resolved, plan, corpus = prepare(experiment, Path(scratch))
+        algorithm = resolved.make_algorithm()
+        said = ", ".join(f"{what}: {number:,}" for what, number in corpus.counts.items())
+        console.print(
+            f"{resolved.name}: {algorithm.title} on {corpus.name} ({said})",
+            highlight=False,
+            soft_wrap=True,
+            markup=False,
+        )
+        table = Table()
+        for column in ("party", "model", "numbers", "rate", "train", "val", "test"):
+            table.add_column(column, justify="left" if column in ("party", "model") else "right")
+        parts = plan.partition
+        architectures = {}
+        for name in plan.clients:
+            client = plan.make_client(name, lambda event: None)
+            architectures[name] = client.model.architecture
+            sizes = (len(part[name]) for part in (parts.train, parts.validation, parts.test))
+            table.add_row(*map(Text, (*_model(client), *(f"{size:,}" for size in sizes))))
+        if algorithm.has_server_model:
+            server = plan.make_server(lambda event: None)
+            table.add_row(*map(Text, _model(server)))
+            algorithm.admit(server)
+            if "parameters" in algorithm.requires():
+                same_architecture(algorithm, server, architectures)
+    console.print(table)
+    _picture(plan, corpus, console, picture)
+    for name, rows in plan.partition.train.items():
+        missing = [plan.labels[label] for label in np.flatnonzero(label_counts(corpus, rows) == 0)]
+        if missing and corpus.label_tasks is None:  # a client of one task is meant to miss the others' labels
+            said = f"{name} has no {' and no '.join(missing)} among its {len(rows)} training rows."
+            console.print(said, style="yellow", markup=False, soft_wrap=True)
+    for task in plan.tasks:
+        rows = np.concatenate([*plan.partition.test.values(), *plan.test_domains.values()])
+        if not np.isin(corpus.domain_names.index(task), corpus.domains[rows] if corpus.domains is not None else ()):
+            console.print(f"{task} has no test rows: it is not in the mean over tasks.", style="yellow", markup=False)
+    for sentence in _sentences(plan, algorithm.cost):
+        console.print(sentence, highlight=False, soft_wrap=True, markup=False)
+
+
+def _picture(plan: Plan, corpus: Corpus, console: Console, path: Path | None) -> None:
+    """Who has how many training rows of which label; of which task where there are several."""
+    counts, names = drawing.holdings(corpus, plan.partition)
+    clients = plan.partition.clients
+    console.print(drawing.lines(counts, names, clients, console.width))
+    if path is not None:
+        try:
+            drawing.save(counts, names, clients, f"{plan.experiment['name']}: {corpus.name}", path)
+            console.print(f"Picture: {path}", highlight=False, soft_wrap=True, markup=False)
+        except FedstillError as error:  # what is printed says the same without it
+            console.print(str(error), style="yellow", markup=False)
+
+
+def _model(party: Party) -> tuple[str, ...]:
+    rate = party.spec.train.rate or party.model.rate
+    return party.name, str(party.spec.model), f"{party.model.parameters / 1e6:.1f}M", f"{rate:g}"
+
+
+def _sentences(plan: Plan, cost: str) -> list[str]:
+    parts, classes = plan.partition, len(plan.labels)
+    active = max(1, round(plan.participation * len(plan.clients)))
+    many = len(parts.public)
+    size = f"{many:,} x {classes} x 4 = {4 * many * classes:,} bytes"
+    opinion = f"; an opinion on all public samples is {size}" if many else ""
+    others = {"labelled at the server": parts.labelled, "unused": parts.unused}
+    extra = "".join(f", {len(rows):,} {name}" for name, rows in others.items() if len(rows))
+    return [
+        f"{len(parts.public):,} public rows{extra}; labels: {', '.join(plan.labels)}.",
+        f"{plan.rounds} rounds, {active} of {len(plan.clients)} clients active in each, {plan.workers} workers, "
+        f"seed {plan.seed}.",
+        f"Numbers a round: {cost} (N public samples, C classes, K clients, P parameters){opinion}.",
+        "Nothing was trained.",
+    ]

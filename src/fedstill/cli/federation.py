@@ -1,0 +1,298 @@
+"""The commands of a federation: the centre's, the sites', and the rehearsal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from fedstill.common.errors import FedstillError
+
+if TYPE_CHECKING:
+    from fedstill.federation.operate import Centre
+
+app = typer.Typer(
+    help="""A real federation: organisations on their own machines, who trust only certificates.
+
+    Try it on one machine first: [bold]fedstill federation rehearse tweets[/]. Then the centre runs [bold]init[/],
+    [bold]serve[/] and [bold]submit[/], and every site [bold]join[/].""",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+console = Console()
+
+Folder = Annotated[Path, typer.Option("--folder", help="The federation that `init` has made.")]
+JobName = Annotated[
+    str | None, typer.Argument(help="A job's id, or the beginning of it; the newest where none is given.")
+]
+Detach = Annotated[bool, typer.Option("--detach", help="Go on in the background.")]
+HERE = Path("federation")
+
+
+def say(line: str) -> None:
+    """A line for the operator."""
+    console.print(line, highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+@app.command()
+def init(
+    file: Annotated[
+        Path, typer.Argument(help="name, host, port, admin_port, bind, sites, days: see docs/federation.md")
+    ],
+    out: Annotated[Path, typer.Option(help="Where the federation goes.")] = HERE,
+    renew: Annotated[bool, typer.Option("--renew", help="New certificates for everybody.")] = False,
+) -> None:
+    """Centre: make a kit with certificates and locked-down policies for everybody.
+
+    Next: hand every site its kit over a safe way, then [bold]fedstill federation serve --server server.yaml[/].
+    """
+    from fedstill.federation import kits
+    from fedstill.federation.files import FederationFile, read_file
+
+    made = kits.init(read_file(file, FederationFile), out, renew)
+    for name, kit in made.sites.items():
+        say(f"{name}: {kit}")
+    for name in made.removed:
+        say(f"{name} is no longer in {file}: the centre refuses it from its next start on.")
+    say(f"certificates are good until {made.good_until:%Y-%m-%d}; {out / 'state'} holds all keys: keep it to yourself")
+    say("next: hand every site its kit, then run: fedstill federation serve --server server.yaml")
+
+
+@app.command()
+def serve(
+    server: Annotated[Path | None, typer.Option(help="server.yaml; as the last time where none is given.")] = None,
+    folder: Folder = HERE,
+    detach: Detach = False,
+) -> None:
+    """Centre: check everything and run the federation's server until Ctrl-C.
+
+    Next: [bold]fedstill federation submit EXPERIMENT[/] in another terminal; sites join whenever they like.
+    """
+    from fedstill.federation.daemon import Presence, answers
+    from fedstill.federation.daemon import detach as go_on
+    from fedstill.federation.operate import Centre, prepare_centre
+    from fedstill.federation.operate import serve as run_server
+
+    centre = Centre(folder)
+    if (pid := Presence(folder / "centre").pid) is not None:
+        raise FedstillError(f"this federation is being served already, by process {pid}.")
+    prepare_centre(centre, server, say)
+    if detach:
+        port = centre.file.admin_port
+        pid = go_on(
+            ["federation", "serve", "--folder", str(folder)],
+            folder / "centre" / "log" / "serve.log",
+            lambda: not answers("127.0.0.1", port, 1.0),
+        )
+        say(f"serving in process {pid}; end it with: fedstill federation stop --server")
+        return
+    with _until_interrupted("The server has stopped; `serve` starts it again."):
+        run_server(centre, say)
+
+
+@app.command()
+def submit(
+    experiment: Annotated[Path, typer.Argument(help="An experiment file, or the name of a recipe.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value, dotted.")] = None,
+    folder: Folder = HERE,
+    detach: Annotated[bool, typer.Option("--detach", help="Hand it in and do not follow it.")] = False,
+) -> None:
+    """Centre: run an experiment with the sites, and follow it; the same command goes on with one that was interrupted.
+
+    A job that ends before its time is handed in again from its last finished round, for as long as this command runs.
+    Next: [bold]fedstill federation status[/] to look, [bold]fedstill federation fetch[/] when it is finished.
+    """
+    from fedstill.config.experiment import from_source
+    from fedstill.federation import submission
+
+    chosen = from_source(_source(experiment, overrides))
+    centre = _centre(folder)
+    job = submission.make_job(centre, chosen)
+    say(f"{job.id}; sites that pin experiments accept it by its hash: {job.hash[:16]}")
+    try:
+        with _showing() as show:
+            record = submission.submit(centre, job, say, chosen.quorum, follows=not detach, show=show)
+    except KeyboardInterrupt:
+        say("the job goes on without this command, which would hand it in again if it ended; run it again to follow.")
+        raise typer.Exit(130) from None
+    if record is not None:
+        say(f"finished; next: fedstill federation fetch {job.id}")
+
+
+@app.command()
+def status(
+    job: JobName = None,
+    folder: Folder = HERE,
+    once: Annotated[bool, typer.Option("--once", help="Print it and end, instead of keeping it up to date.")] = False,
+) -> None:
+    """Centre: sites, round, F1, bytes, and who is late; live, until Ctrl-C.
+
+    Next: [bold]fedstill federation fetch[/] when it is finished, [bold]fedstill federation stop[/] to end it.
+    """
+    from rich.live import Live
+
+    from fedstill.federation.operate import Line
+    from fedstill.federation.view import picture
+
+    centre = _centre(folder)
+    with Line(centre) as line:
+        if once or not console.is_terminal:
+            console.print(picture(line, job), highlight=False)
+            return
+        try:
+            with Live(picture(line, job), console=console, auto_refresh=False) as live:
+                while True:
+                    time.sleep(1.0)
+                    live.update(picture(line, job), refresh=True)
+        except KeyboardInterrupt:
+            return
+
+
+@app.command()
+def stop(
+    job: JobName = None,
+    folder: Folder = HERE,
+    now: Annotated[bool, typer.Option("--now", help="At once: the round that is under way is repeated later.")] = False,
+    server: Annotated[bool, typer.Option("--server", help="The server instead of a job.")] = False,
+) -> None:
+    """Centre: end a job after its round, or the server.
+
+    Next: [bold]fedstill federation submit[/] with the same experiment goes on after the last finished round.
+    """
+    from fedstill.federation.daemon import Presence
+    from fedstill.federation.operate import stop as end_job
+
+    centre = _centre(folder)
+    if not server:
+        end_job(centre, job, now, say)
+    elif Presence(folder / "centre").end():
+        say("the server has stopped; start it again with: fedstill federation serve")
+    else:
+        say("the server was not running.")
+
+
+@app.command()
+def fetch(
+    job: JobName = None,
+    folder: Folder = HERE,
+    out: Annotated[Path | None, typer.Option(help="Where it goes instead of runs/<name>/seed-<n>.")] = None,
+) -> None:
+    """Centre: the record of a finished job, the same as a local run's.
+
+    Next: [bold]fedstill compare[/] and [bold]fedstill predict[/] with its folder.
+    """
+    from fedstill.federation.operate import fetch as fetch_record
+
+    centre = _centre(folder)
+    target = fetch_record(centre, job, out)
+    say(f"{target}; next: fedstill compare {target}")
+
+
+@app.command()
+def join(
+    kit: Annotated[Path, typer.Argument(help="The folder that the centre has handed out.")],
+    site: Annotated[Path, typer.Option(help="site.yaml: what this site has and allows.")],
+    check: Annotated[bool, typer.Option("--check", help="Only check that everything is in order.")] = False,
+    detach: Detach = False,
+) -> None:
+    """Site: check kit, data, disk, versions and connection, then take part until Ctrl-C.
+
+    Next: nothing; the centre begins. [bold]fedstill federation leave KIT[/] ends it from another terminal.
+    """
+    from fedstill.federation.daemon import Presence
+    from fedstill.federation.daemon import detach as go_on
+    from fedstill.federation.joining import join as take_part
+    from fedstill.federation.joining import prepare_site
+
+    name = prepare_site(kit, site, say)
+    if check:
+        say(f"everything is in order; next: fedstill federation join {kit} --site {site}")
+        return
+    if detach:
+        words = ["federation", "join", str(kit), "--site", str(site)]
+        pid = go_on(words, kit / "log" / "join.log", lambda: Presence(kit).pid is not None)
+        say(f"{name} takes part in process {pid}; leave with: fedstill federation leave {kit}")
+        return
+    with _until_interrupted(f"{name} has left; `join` comes back, and goes on where it was."):
+        take_part(kit, name, say)
+
+
+@app.command()
+def leave(kit: Annotated[Path, typer.Argument(help="The folder that the centre has handed out.")]) -> None:
+    """Site: take part no longer; its state stays.
+
+    Next: [bold]fedstill federation join[/] with the same kit comes back.
+    """
+    from fedstill.federation.joining import leave as end
+
+    say("it has left; `join` comes back, and goes on where it was." if end(kit) else "it was not taking part.")
+
+
+@app.command()
+def rehearse(
+    experiment: Annotated[Path, typer.Argument(help="An experiment file, or the name of a recipe.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value, dotted.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where it all goes instead of rehearsals/<name>.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Rehearse again what is there already.")] = False,
+) -> None:
+    """Run a whole federation on this machine, with real processes and real certificates, and tear it down.
+
+    Every client of the simulated experiment becomes a site. What it leaves behind shows how a federation looks: the
+    kits, every site's site.yaml, the centre's server.yaml, and the record.
+    Next: [bold]fedstill compare[/] its record with a local run's.
+    """
+    from fedstill.config.experiment import from_source
+    from fedstill.federation.rehearsal import rehearse as run_all
+    from fedstill.results.compare import compare, load_runs
+    from fedstill.results.table import render
+
+    chosen = from_source(_source(experiment, overrides))
+    folder = out or Path("rehearsals") / chosen.name
+    with _until_interrupted(f"Torn down; what was written is in {folder}.", 130), _showing() as show:
+        record = run_all(chosen, folder, say, force, show)
+    console.print(render(compare(load_runs([record])), console.width))
+    say(f"{record}; the sites' and the centre's own files are beside it.")
+
+
+def _centre(folder: Path) -> Centre:
+    """The federation in that folder, if there is one."""
+    from fedstill.federation.kits import kits_in
+    from fedstill.federation.operate import Centre
+
+    kits_in(folder)
+    return Centre(folder)
+
+
+def _source(experiment: Path, overrides: list[str] | None) -> Any:
+    from fedstill.cli.main import experiment_source
+
+    return experiment_source(experiment, overrides or [])
+
+
+@contextmanager
+def _showing() -> Iterator[Callable[[str], None]]:
+    """A last line that is kept up to date, on a terminal."""
+    if not console.is_terminal:
+        yield lambda line: None
+        return
+    with console.status("") as spinner:
+        yield lambda line: spinner.update(escape(line))
+
+
+@contextmanager
+def _until_interrupted(farewell: str, code: int = 0) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end it in order."""
+    from fedstill.engines.runner import stopping_on_sigterm
+
+    try:
+        with stopping_on_sigterm():
+            yield
+    except KeyboardInterrupt:
+        say(farewell)
+        raise typer.Exit(code) from None

@@ -1,0 +1,306 @@
+"""The commands."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedstill.cli.federation import app as federation
+from fedstill.common.errors import FedstillError
+
+app = typer.Typer(
+    help="Federated distillation for text: organisations teach each other without moving their data.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+console = Console()
+errors = Console(stderr=True)
+
+Out = Annotated[Path | None, typer.Option(help="Where the run goes instead of runs/<name>.")]
+
+app.add_typer(federation, name="federation")
+
+
+class Stopped(Exception):
+    """Interrupted; the message says how to go on."""
+
+
+def main() -> None:
+    """The entry point; of several ranks that torchrun started, only the first has anything to say."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        _main()
+        return
+    from fedstill.engines import ranks, runner
+
+    place = ranks.Place.here()
+    try:
+        ranks.join(place)
+    except FedstillError as error:
+        if not place.rank:
+            _print_error(f"[bold red]error:[/] {escape(str(error))}")
+        sys.exit(1)
+    if place.rank:
+        runner.follow(place)
+    with ranks.conducting(place):
+        _main()
+
+
+def _main() -> None:
+    """Mistakes of the user's are one message, an interruption says how to go on."""
+    try:
+        app()
+    except FedstillError as error:
+        _print_error(f"[bold red]error:[/] {escape(str(error))}")
+        sys.exit(1)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        _print_error(f"[bold red]error:[/] {escape(f'{error.filename}: {error.strerror}')}")
+        sys.exit(1)
+    except Stopped as stop:
+        _print_error(f"stopped. {stop}")
+        sys.exit(130)
+
+
+def _print_error(line: str) -> None:
+    errors.print(line, highlight=False, soft_wrap=True, emoji=False)
+
+
+@app.command()
+def demo(
+    full: Annotated[
+        bool, typer.Option("--full", help="All methods, all rows, three seeds (hours; resumes what was interrupted).")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/demo"),
+) -> None:
+    """Five organisations teach each other on two CPU cores, in a few minutes."""
+    from fedstill.cli.demo import demo as run_demo
+
+    try:
+        run_demo(console, out, full)
+    except KeyboardInterrupt as stop:
+        raise Stopped("Go on with: fedstill demo --full" if full else "Start again with: fedstill demo") from stop
+
+
+@app.command()
+def run(
+    experiment: Annotated[Path | None, typer.Argument(help="An experiment file, or the name of a recipe.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key=value, dotted: rounds=5 algorithm.weighting.beta=1")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Run that many seeds, from the experiment's on.")] = 1,
+    out: Out = None,
+    force: Annotated[bool, typer.Option("--force", help="Run again what is there already.")] = False,
+    resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run; takes no experiment.")] = None,
+) -> None:
+    """Run an experiment, or go on with one."""
+    from fedstill.config.experiment import from_source
+    from fedstill.engines import runner
+    from fedstill.engines.ranks import command
+    from fedstill.results.compare import compare as compare_runs
+    from fedstill.results.compare import load_runs
+    from fedstill.results.progress import Progress
+    from fedstill.results.table import render
+
+    if (experiment is None) == (resume is None):
+        raise FedstillError("give an experiment file to run, or --resume DIR to go on with a run (not both).")
+    folders = []
+    if resume is not None:
+        folders.append(resume)
+        with _saying_how_to_go_on(resume, command(f"run --resume {resume}")), Progress(console) as tell:
+            runner.resume(resume, tell)
+    else:
+        assert experiment is not None
+        source = experiment_source(experiment, overrides or [])
+        first = from_source(source)
+        for seed in range(first.seed, first.seed + seeds):
+            chosen = first.model_copy(update={"seed": seed})
+            folder = (out or Path("runs") / first.name) / f"seed-{seed}"
+            folders.append(folder)
+            again = "the same command" if seeds > 1 else command(f"run --resume {folder}")
+            with _saying_how_to_go_on(folder, again), Progress(console, f"seed {seed}: " if seeds > 1 else "") as tell:
+                (runner.begin_or_finish if seeds > 1 else runner.run)(chosen, folder, force, tell)
+    console.print(render(compare_runs(load_runs(folders)), console.width))
+
+
+@app.command()
+def reproduce(
+    recipe: Annotated[str, typer.Argument(help="A table: its name (fedstill show recipes), or a file of your own.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key=value, for every run: corpus.path=FOLDER rounds=3")
+    ] = None,
+    scale: Annotated[str, typer.Option(help="paper: its models and sizes; small: minutes on two cores.")] = "small",
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds a cell instead of the scale's.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="This column, row or group only; may be repeated.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once; default: one a core at scale small.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the runs go instead of runs/<recipe>/<scale>.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Run again what is there already.")] = False,
+) -> None:
+    """Make a table of a paper: runs what is missing and prints paper | ours."""
+    from fedstill.papers.grid import plan_grid
+    from fedstill.papers.recipe import is_grid
+    from fedstill.papers.reproduce import reproduce as make_table
+
+    source = _read(Path(recipe))
+    if not is_grid(source.values):
+        raise FedstillError(f"{recipe} is one experiment, not a table: use `fedstill run {recipe}`.")
+    name = Path(recipe).stem if Path(recipe).is_file() else recipe.removesuffix(".yaml")
+    folder = out or Path("runs") / name / scale
+    grid = plan_grid(source, scale, folder, overrides or [], seeds, only or [])
+    try:
+        is_whole = make_table(grid, folder, console, jobs, force)
+    except KeyboardInterrupt as stop:
+        raise Stopped(f"Go on with the same command{', without --force' if force else ''}.") from stop
+    if not is_whole:
+        raise typer.Exit(1)
+
+
+@app.command()
+def check(
+    experiment: Annotated[Path, typer.Argument(help="An experiment file, or the name of a recipe.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value, dotted.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Where the partition's picture goes instead of <name>-partition.png.")
+    ] = None,
+) -> None:
+    """Validate an experiment and say what would happen, without training; draw who holds what."""
+    from fedstill.cli.check import report
+    from fedstill.config.experiment import from_source
+
+    if picture is not None and picture.suffix.lower() != ".png":
+        raise FedstillError(f"--picture {picture}: pictures are written as PNG; give a name that ends in .png.")
+    if picture is not None and not picture.parent.is_dir():
+        raise FedstillError(f"--picture {picture}: there is no folder {picture.parent}.")
+    checked = from_source(experiment_source(experiment, overrides or []))
+    report(checked, console, picture or Path(f"{checked.name}-partition.png"))
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.")],
+    against: Annotated[str | None, typer.Option(help="Compare with this method instead of the best baseline.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Finished runs side by side: F1, what differences are worth, bytes and seconds."""
+    from fedstill.results.compare import compare as compare_runs
+    from fedstill.results.compare import load_runs, to_dict
+    from fedstill.results.table import render
+
+    loaded = load_runs(runs)
+    comparison = compare_runs(loaded, against)
+    if as_json:
+        print(json.dumps(to_dict(comparison), indent=1))
+        return
+    console.print(render(comparison, console.width))
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="A run folder, such as runs/demo/demo-adafd/seed-0.")],
+    file: Annotated[Path, typer.Argument(help="CSV, TSV, JSONL or Parquet with the texts.")],
+    party: Annotated[str, typer.Option(help="Whose model: server, or a client.")] = "server",
+    text: Annotated[
+        list[str] | None, typer.Option(help="The text column; twice for a pair. Default: the experiment's.")
+    ] = None,
+    encoding: Annotated[str, typer.Option(help="Of the file.")] = "utf-8",
+    task: Annotated[
+        str | None, typer.Option(help="Of a run with several tasks, the one that the texts are for.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write here instead of to the screen.")] = None,
+) -> None:
+    """Label texts with a model of a finished run: the texts, their labels and probabilities, as CSV."""
+    from fedstill.results.inference import label_file
+
+    if out is not None and out.suffix.lower() != ".csv":
+        raise FedstillError(f"--out {out}: predictions are written as CSV; give a name that ends in .csv.")
+    rows = list(label_file(run, file, party, text, encoding, task))
+    if out is None:
+        csv.writer(sys.stdout).writerows(rows)
+        return
+    with out.open("w", newline="", encoding="utf-8") as target:
+        csv.writer(target).writerows(rows)
+    console.print(f"{len(rows) - 1} texts labelled: {out}", highlight=False)
+
+
+@app.command()
+def show(what: Annotated[str, typer.Argument(help="corpora, models, algorithms or recipes")]) -> None:
+    """What there is to choose from, with licences, needs and costs."""
+    from fedstill.cli import catalogue
+    from fedstill.common.plugins import nearest
+
+    pages = {
+        "corpora": catalogue.corpora,
+        "models": catalogue.models,
+        "algorithms": catalogue.methods,
+        "recipes": catalogue.recipes,
+    }
+    if what not in pages:
+        raise FedstillError(f"there is nothing to show about {what!r}; {nearest(what, pages)}")
+    heading, rows = pages[what]()
+    table = Table(title=what, title_justify="left")
+    for column in heading:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)
+
+
+@app.command()
+def fetch(names: Annotated[list[str], typer.Argument(help="minilm, bert-tiny, tweets, reviews, or a Hub id.")]) -> None:
+    """Bring models and corpora into the cache, for working offline later."""
+    from fedstill.data.artefacts import fetch as fetch_artefact
+
+    for name in names:
+        console.print(f"{name}: {fetch_artefact(name)}", highlight=False, soft_wrap=True)
+
+
+def experiment_source(experiment: Path, overrides: list[str]) -> Any:
+    """An experiment file or recipe with overrides; a grid of experiments is refused."""
+    from fedstill.papers.recipe import is_grid
+
+    source = _read(experiment)
+    if is_grid(source.values):
+        raise FedstillError(f"{experiment} is a table, many experiments: use `fedstill reproduce {experiment}`.")
+    source.override(overrides)
+    return source
+
+
+def _read(path: Path) -> Any:
+    """A file, or a recipe by its name."""
+    from fedstill.common.plugins import nearest
+    from fedstill.config.source import Source
+    from fedstill.papers.recipe import recipe_files, recipe_path
+
+    found = path if path.is_file() else recipe_path(path.as_posix())
+    if found is None and path.suffix not in (".yaml", ".yml"):
+        raise FedstillError(f"there is no file or recipe {str(path)!r}; {nearest(path.as_posix(), recipe_files())}")
+    return Source.read(found or path)
+
+
+@contextmanager
+def _saying_how_to_go_on(folder: Path, again: str) -> Iterator[None]:
+    """Turn an interruption, or the loss of a rank, into a sentence with the command that goes on."""
+    from fedstill.engines import ranks
+
+    try:
+        yield
+    except (KeyboardInterrupt, ranks.LostRank) as stop:
+        begun = (folder / "experiment.yaml").exists()
+        if (lost := stop if isinstance(stop, ranks.LostRank) else ranks.loss()) is not None:
+            raise FedstillError(
+                f"{lost} The last checkpoint is whole; go on with: {again}" if begun else str(lost)
+            ) from stop
+        raise Stopped(f"Go on with: {again}" if begun else "Nothing was written yet.") from stop

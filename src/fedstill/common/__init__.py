@@ -1,0 +1,1 @@
+"""What every room uses and that knows none of them: errors, files, randomness, names."""

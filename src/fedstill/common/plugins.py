@@ -1,0 +1,103 @@
+"""Classes by name: ours by their class name, a user's own by `file.py:Class` or `package.module:Class`."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedstill.common.errors import FedstillError
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A sentence that helps somebody who mistyped: the nearest known name, or all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name.lower(), [n.lower() for n in names], n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {next(n for n in names if n.lower() == close[0])!r}?"
+    return f"known: {', '.join(names)}." if names else ""
+
+
+def absolute(name: str) -> str:
+    """`file.py:Class` with the file's whole path, so that it is found from everywhere; other names as they are."""
+    file, _, class_name = name.rpartition(":")
+    return f"{Path(file).resolve()}:{class_name}" if file.endswith(".py") else name
+
+
+def is_own(name: str) -> bool:
+    """Whether that names a class of a user's own; `minilm[:3]` does not."""
+    return ":" in name.replace("[:", "")
+
+
+_allowed: Mapping[str, str] | None = None
+
+
+def allow_only(own: Mapping[str, str] | None) -> None:
+    """From now on this process loads only the classes in that table, whatever path it is told; None is no limit.
+
+    A federation's job names classes; which file they come from is never its affair.
+    """
+    global _allowed
+    _allowed = own
+
+
+def own_class(path: str) -> type:
+    """The class behind `file.py:Class` or `package.module:Class`."""
+    if _allowed is not None:
+        name = path.rpartition(":")[2]
+        if name not in _allowed:
+            raise FedstillError(
+                f"{path} is not allowed here: name {name} under `own:` in your own file if it shall be."
+            )
+        path = _allowed[name]
+    module_name, _, class_name = path.rpartition(":")
+    try:
+        module = _module_from_file(Path(module_name)) if module_name.endswith(".py") else _module(module_name)
+    except Exception as error:  # whatever the user's code raises while it is loaded
+        raise FedstillError(f"{path}: {module_name} could not be loaded ({type(error).__name__}: {error}).") from error
+    found = getattr(module, class_name, None)
+    if not isinstance(found, type):
+        classes = [name for name, value in vars(module).items() if isinstance(value, type)]
+        raise FedstillError(f"{path}: {module_name} has no class {class_name!r}; {nearest(class_name, classes)}")
+    return found
+
+
+def _module(name: str) -> Any:
+    if not name or name.startswith("."):
+        raise ImportError("write file.py:Class or package.module:Class")
+    return importlib.import_module(name)
+
+
+def _module_from_file(file: Path) -> Any:
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no such file, seen from {Path.cwd()}")
+    name = f"fedstill_own_{hashlib.sha256(f'{file.resolve()} {file.stat().st_mtime_ns}'.encode()).hexdigest()[:16]}"
+    if name in sys.modules:  # loaded once, so that its classes are the same everywhere
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and type hints look their module up by name
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def check_options(cls: type, options: Mapping[str, Any], fixed: Collection[str] = ()) -> None:
+    """Refuse options that the class's constructor does not take, naming the nearest one that it does."""
+    parameters = inspect.signature(cls).parameters
+    taken = [name for name in parameters if name not in fixed]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    for option in options:
+        if option in fixed or (option not in taken and not takes_any):
+            raise FedstillError(f"{cls.__name__} has no option {option!r}; {nearest(option, taken)}")

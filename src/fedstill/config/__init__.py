@@ -1,0 +1,1 @@
+"""The experiment, typed, and the files it is read from."""

@@ -1,0 +1,287 @@
+"""The experiment, typed: everything a run needs, with a default for nearly all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
+
+from fedstill import algorithms
+from fedstill.algorithms.base import Algorithm
+from fedstill.common.errors import FedstillError
+from fedstill.common.plugins import absolute, nearest
+from fedstill.common.settings import Settings
+from fedstill.common.units import bytes_of
+from fedstill.config.source import Source, dump
+from fedstill.data.corpora import CorpusSpec
+from fedstill.data.partition import PartitionSpec
+from fedstill.data.public import PublicSpec
+from fedstill.learning.fast import Fast
+from fedstill.learning.phases import PhaseSettings
+from fedstill.models import ModelSpec
+from fedstill.parties.party import PartySpec, TrainSettings
+
+S = TypeVar("S", bound=Settings)
+
+EXPERIMENT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""It names folders."""
+
+
+class ClientSpec(Settings):
+    """One client's own model and settings; what it does not set is the experiment's. A string is the model."""
+
+    model: ModelSpec
+    train: TrainSettings = TrainSettings()
+    distill: PhaseSettings = PhaseSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        return {"model": value} if isinstance(value, str) else value
+
+
+class MemorySpec(Settings):
+    """How much of all clients' models together may stay where, as `512MiB` or `4GiB`; null is no limit.
+
+    The least recently used go from a GPU to the host's memory, and from there to disk.
+    """
+
+    device: str | None = "8GiB"
+    """On a GPU; where there is none, models are on the host anyway."""
+    host: str | None = "2GiB"
+
+    @field_validator("device", "host")
+    @classmethod
+    def _readable(cls, value: str | None) -> str | None:
+        bytes_of(value)
+        return value
+
+
+def _kind_of_clients(value: Any) -> str:
+    if isinstance(value, list):
+        return "<list>"
+    by_client = isinstance(value, dict) and not isinstance(value.get("name"), str)
+    return "<by client>" if by_client else "<one for all>"
+
+
+Clients = Annotated[
+    Annotated[ModelSpec, Tag("<one for all>")]
+    | Annotated[list[ModelSpec], Tag("<list>")]
+    | Annotated[dict[str, ClientSpec], Tag("<by client>")],
+    Discriminator(_kind_of_clients),
+]
+
+
+class Misplaced(FedstillError):
+    """Something wrong with a value, and where in the experiment it stands."""
+
+    def __init__(self, path: Sequence[str | int], error: FedstillError) -> None:
+        super().__init__(str(error))
+        self.path = path
+
+
+class Experiment(Settings):
+    """Everything a run needs; `fedstill.run(Experiment(...))` runs it."""
+
+    name: str = Field("experiment", pattern=EXPERIMENT_NAME)
+    corpus: CorpusSpec = CorpusSpec(name="tweets")
+    labels: list[str] | None = None
+    """Ordered; derived from the whole corpus when not given."""
+    partition: PartitionSpec = PartitionSpec()
+    public: PublicSpec | None = None
+    """Another corpus to take the public samples from."""
+    clients: Clients = ModelSpec(name="bert-tiny")
+    """One model for all, a list (domains sort by name), or client -> {model: ..., train: {...}}."""
+    server: ModelSpec = ModelSpec(name="bert-tiny")
+    algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "AdaFD"})
+    train: TrainSettings = TrainSettings()
+    distill: PhaseSettings = PhaseSettings()
+    """What is not set here is as in `train`."""
+    rounds: int = Field(3, ge=1)
+    participation: float = Field(1.0, gt=0, le=1)
+    """Share of the clients that are active in a round, drawn anew every round."""
+    quorum: float = Field(1.0, ge=0, le=1)
+    """Share of the active clients that must answer, or the run ends."""
+    client_tests: Literal["pooled", "own"] = "pooled"
+    """Whether clients, in a simulation, measure themselves on all clients' test rows or on their own only."""
+    seed: int = Field(0, ge=0)
+    engine: Literal["local", "torchrun", "flare"] = "local"
+    """What torchrun started runs over its ranks in any case; `torchrun` refuses to run without them. `flare` is a real
+    federation, which `fedstill federation` runs."""
+    workers: int | Literal["auto"] = "auto"
+    """Processes that clients are spread over; auto is one a core."""
+    threads: int = Field(1, ge=1)
+    """Of each party's computation on a CPU; another number gives other gradients."""
+    device: str = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    fast: Fast = Fast()
+    """Techniques that take less time for the same work; false is none of them, as Hugging Face's own code computes."""
+    memory: MemorySpec = MemorySpec()
+    save_every: int = Field(1, ge=1)
+    """Rounds from one checkpoint to the next."""
+
+    @field_validator("labels")
+    @classmethod
+    def _different(cls, value: list[str] | None) -> list[str] | None:
+        if value is not None and (len(value) < 2 or len(set(value)) < len(value)):
+            raise ValueError("must be two or more different names")
+        return value
+
+    @field_validator("algorithm", mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        options = {"name": value} if isinstance(value, str) else value
+        if isinstance(options, dict) and isinstance(options.get("name", "AdaFD"), str):
+            return {**options, "name": absolute(options.get("name", "AdaFD"))}
+        return options
+
+    @field_validator("workers")
+    @classmethod
+    def _positive(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError("must be at least 1, or auto")
+        return value
+
+    @model_validator(mode="after")
+    def _checked(self) -> Experiment:
+        checks: list[tuple[Sequence[str | int], Callable[[], object]]] = [
+            (["algorithm"], self.make_algorithm),
+            (["server"], self.server.check),
+        ]
+        if isinstance(self.clients, ModelSpec):
+            checks.append((["clients"], self.clients.check))
+        elif isinstance(self.clients, list):
+            checks += [(["clients", number], spec.check) for number, spec in enumerate(self.clients)]
+        else:
+            checks += [(["clients", name], spec.model.check) for name, spec in self.clients.items()]
+        for path, check in checks:
+            try:
+                check()
+            except FedstillError as error:
+                raise Misplaced(path, error) from error
+        return self
+
+    def make_algorithm(self) -> Algorithm:
+        """The algorithm as an object."""
+        return algorithms.make(self.algorithm)
+
+    def server_spec(self) -> PartySpec:
+        """The server's model and settings."""
+        return PartySpec(self.server, self.train, _inherit(self.distill, self.train))
+
+    def client_specs(self, names: Sequence[str]) -> dict[str, PartySpec]:
+        """Every client's model and settings, by the names that the partition gave them."""
+        if isinstance(self.clients, dict):
+            unknown = [name for name in self.clients if name not in names]
+            missing = [name for name in names if name not in self.clients]
+            if unknown:
+                raise FedstillError(
+                    f"clients: the partition has no client {unknown[0]!r}; {nearest(unknown[0], names)}"
+                )
+            if missing:
+                raise FedstillError(
+                    f"clients: nothing is said of {', '.join(missing)}; list every client, or one model for all."
+                )
+            return {name: self._client(self.clients[name]) for name in names}
+        models = self.clients if isinstance(self.clients, list) else [self.clients] * len(names)
+        if len(models) != len(names):
+            raise FedstillError(
+                f"clients: {len(models)} models for {len(names)} clients ({', '.join(names)}); one for all or one each."
+            )
+        distill = _inherit(self.distill, self.train)
+        return {name: PartySpec(model, self.train, distill) for name, model in zip(names, models, strict=True)}
+
+    def _client(self, spec: ClientSpec) -> PartySpec:
+        train = _inherit(spec.train, self.train)
+        return PartySpec(spec.model, train, _inherit(spec.distill, _inherit(self.distill, train)))
+
+    def resolved(self) -> Experiment:
+        """The same with what is inherited written out: a file that sets everything inherits nothing any more."""
+        clients = self.clients
+        if isinstance(clients, dict):
+            specs = {name: self._client(spec) for name, spec in clients.items()}
+            clients = {name: ClientSpec(model=s.model, train=s.train, distill=s.distill) for name, s in specs.items()}
+        public = self.public and self.public.model_copy(update={"corpus": _with_whole_paths(self.public.corpus)})
+        changes = {"corpus": _with_whole_paths(self.corpus), "public": public, "clients": clients}
+        return self.model_copy(update={**changes, "distill": _inherit(self.distill, self.train)})
+
+    def to_yaml(self) -> str:
+        """The whole experiment, defaults included."""
+        return dump(self.resolved().model_dump(mode="json"))
+
+
+def _with_whole_paths(corpus: CorpusSpec) -> CorpusSpec:
+    """Found from everywhere."""
+    if corpus.path is not None:
+        # The paths of tasks start from this one, so that they stay as they are.
+        given = {key: value for key in ("path", "test") if (value := getattr(corpus, key))}
+        return corpus.model_copy(update={key: str(Path(value).expanduser().resolve()) for key, value in given.items()})
+    if corpus.tasks is not None:
+        return corpus.model_copy(
+            update={"tasks": {task: part and _with_whole_paths(part) for task, part in corpus.tasks.items()}}
+        )
+    return corpus
+
+
+def _inherit(own: Any, general: BaseModel) -> Any:
+    """`own` with what it does not set taken from `general`."""
+    inherited = {name: getattr(general, name) for name in general.model_fields_set if name in type(own).model_fields}
+    chosen = {name: getattr(own, name) for name in own.model_fields_set}
+    return type(own)(**(inherited | chosen))
+
+
+def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+    """An experiment file with overrides; everything wrong with it is one message with a line."""
+    source = Source.read(Path(path))
+    source.override(overrides)
+    return from_source(source)
+
+
+def from_source(source: Source) -> Experiment:
+    """The typed experiment."""
+    return read_settings(source, Experiment)
+
+
+def read_settings(source: Source, kind: type[S]) -> S:
+    """What stands in a file, typed; pydantic's complaints become sentences with places."""
+    try:
+        return kind.model_validate(source.values)
+    except Misplaced as error:
+        raise FedstillError(f"{source.place(error.path)}: {error}") from error
+    except ValidationError as error:
+        sentences = (_sentence(source, item, kind) for item in error.errors())
+        raise FedstillError("\n".join(dict.fromkeys(sentences))) from error
+
+
+def _sentence(source: Source, item: Any, kind: type[Settings]) -> str:
+    path = [part for part in item["loc"] if not str(part).startswith("<")]  # the branches of our own unions
+    if path[:1] == ["workers"]:
+        del path[1:]
+    dotted = ".".join(str(part) for part in path)
+    where = source.place(path)
+    if item["type"] == "extra_forbidden":
+        return f"{where}: unknown key {dotted!r}; {nearest(str(path[-1]), _keys_at(kind, path[:-1]))}"
+    message = item["msg"].removeprefix("Value error, ")
+    given = f" (given: {item['input']!r})" if isinstance(item["input"], str | int | float | bool) else ""
+    return f"{where}: {dotted}: {message[:1].lower() + message[1:]}{given}." if dotted else f"{where}: {message}."
+
+
+def _keys_at(kind: type[Settings], path: Sequence[str | int]) -> list[str]:
+    """The known keys of the mapping at that path."""
+    model: Any = kind
+    for part in path:
+        if isinstance(part, int):
+            continue
+        field = model.model_fields.get(part) if hasattr(model, "model_fields") else None
+        nested = [] if field is None else _models_in(field.annotation)
+        model = nested[0] if nested else ClientSpec
+    return list(model.model_fields)
+
+
+def _models_in(kind: Any) -> list[Any]:
+    """The settings among the alternatives of a type."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return [kind]
+    return [model for part in get_args(kind) for model in _models_in(part)]

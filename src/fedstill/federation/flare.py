@@ -1,0 +1,257 @@
+"""The flare engine: NVIDIA FLARE carries the bytes between the centre and the sites. The only file that imports it.
+
+What is carried, checked and computed lies in `fedstill.federation`, which knows nothing of FLARE. A job names `Centre`
+and `Site` below; FLARE makes one of them on each machine and lets the first call the others over mutual TLS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.app_validation import AppValidator
+from nvflare.collab.api.exceptions import CollabCallError, RunAborted
+from nvflare.collab.api.facade import Facade as collab
+from nvflare.fuel.f3.cellnet.identity import get_cert_common_name
+from nvflare.fuel.f3.mpm import MainProcessMonitor
+from nvflare.fuel.flare_api.flare_api import new_secure_session
+from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
+from nvflare.lighter.utils import load_crt_chain
+from nvflare.private.fed.app.client import client_train
+from nvflare.private.fed.app.server import server_train
+from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+from nvflare.private.fed.server import fed_server
+
+from fedstill.common.errors import FedstillError
+from fedstill.federation import centre, site
+from fedstill.federation.centre import Ended, Unreachable
+from fedstill.federation.files import CentreFile, SiteFile
+from fedstill.federation.job import Job
+from fedstill.federation.kits import ADMIN
+from fedstill.federation.requests import frame
+from fedstill.federation.status import Status
+
+SERVER = "server"
+"""What FLARE calls the centre's half."""
+
+
+class Centre:
+    """The centre's half of a job."""
+
+    def __init__(self, job: str) -> None:
+        self.job = job
+
+    @collab.main  # type: ignore[untyped-decorator]
+    def conduct(self) -> None:
+        """All rounds, or those that are left."""
+        kit = Path(collab.workspace.get_root_dir())
+        proxies = {proxy.name: proxy for proxy in collab.clients}
+
+        def ask(name: str, request: bytes, timeout_s: float) -> bytes:
+            if name not in proxies:
+                raise Unreachable("it was not connected when the job began")
+            try:
+                return proxies[name](timeout=timeout_s).answer(request)  # type: ignore[no-any-return]
+            except RunAborted:
+                raise
+            except CollabCallError as error:
+                raise Unreachable(str(error.cause)) from error
+
+        job = Job.from_json(self.job)
+        file = CentreFile.model_validate_json((kit / "local" / "server.json").read_text())
+        with contextlib.suppress(Ended), Status(kit / "runs" / job.id, job) as tell:
+            centre.conduct(job, file, kit / "runs", ask, tell)
+
+
+class Site:
+    """A site's half of a job. Nothing that goes wrong here may end the job for the others."""
+
+    def __init__(self, job: str) -> None:
+        self.job = job
+        self.site: site.Site | None = None
+        self.reason = ""
+
+    @collab.init  # type: ignore[untyped-decorator]
+    def open(self) -> None:
+        """Read what this site has and allows."""
+        try:
+            kit = Path(collab.workspace.get_root_dir())
+            file = SiteFile.model_validate_json((kit / "local" / "site.json").read_text())
+            self.site = site.Site(collab.site_name, Job.from_json(self.job), file, kit / "runs")
+        except Exception as error:  # its words may name private things: they stay on this machine
+            self.reason = f"it could not begin ({type(error).__name__})."
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+
+    @collab.publish  # type: ignore[untyped-decorator]
+    def answer(self, request: bytes) -> bytes:
+        """What the centre is told; other sites are not."""
+        if collab.caller != SERVER:
+            return frame({"state": "failed", "reason": "only the centre is answered."})
+        if self.site is None:
+            return frame({"state": "failed", "reason": self.reason})
+        return self.site.answer(request)
+
+    @collab.final  # type: ignore[untyped-decorator]
+    def close(self) -> None:
+        """The job is over."""
+        if self.site is not None:
+            self.site.close()
+
+
+class Admin:
+    """The operator's connection to the centre's server."""
+
+    def __init__(self, kit: Path, user: str, timeout_s: float = 5.0) -> None:
+        logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # what it says of connections is said better below
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                self.session = new_secure_session(user, str(kit), timeout=timeout_s)
+        except Exception as error:  # FLARE has many, and none of them is ours
+            raise FedstillError(f"the federation's server does not answer ({error}): is `serve` running?") from error
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up."""
+        with contextlib.suppress(Exception):  # it may be gone already
+            self.session.close()
+
+    def connected(self) -> dict[str, float]:
+        """The sites that are connected, and when each was last heard of."""
+        with _in_words():
+            return {info.name: float(info.last_connect_time) for info in self.session.get_system_info().client_info}
+
+    def began(self) -> float:
+        """When the server was started; jobs of before are gone, whatever it says of them."""
+        with _in_words():
+            return float(self.session.get_system_info().server_info.start_time)
+
+    def submit(self, folder: Path) -> str:
+        """Hand in a job; its number."""
+        with _in_words():
+            return str(self.session.submit_job(str(folder.resolve())))
+
+    def job(self, number: str) -> dict[str, Any]:
+        """What FLARE knows of it."""
+        with _in_words():
+            return dict(self.session.get_job_meta(number))
+
+    def abort(self, number: str) -> None:
+        """End it now."""
+        with _in_words():
+            self.session.abort_job(number)
+
+
+@contextlib.contextmanager
+def _in_words() -> Iterator[None]:
+    """FLARE's errors as ours; what it prints on the way is not for the user."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    except Exception as error:
+        raise FedstillError(f"the federation's server says: {error}") from error
+
+
+def halves(job: str) -> dict[str, dict[str, Any]]:
+    """A job as FLARE wants it: for either side a file that names a class of ours, and nothing else."""
+    told = {"job": job}
+    controller = {"path": "nvflare.collab.runtime.controller.CollabController", "args": {"server_obj_id": "centre"}}
+    executor = {"path": "nvflare.collab.runtime.executor.CollabExecutor", "args": {"client_obj_id": "site"}}
+    server = {
+        "format_version": 2,
+        "workflows": [{"id": "collab", **controller}],
+        "components": [{"id": "centre", "path": "fedstill.federation.flare.Centre", "args": told}],
+    }
+    client = {
+        "format_version": 2,
+        "executors": [{"tasks": ["*"], "executor": executor}],
+        "components": [{"id": "site", "path": "fedstill.federation.flare.Site", "args": told}],
+    }
+    return {"config/config_fed_server.json": server, "config/config_fed_client.json": client}
+
+
+class NothingButNames(AppValidator):  # type: ignore[misc]
+    """Refuses a job that is anything but the two files that name our classes, or that the centre has not signed."""
+
+    def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
+        """FLARE wants a sentence where something is wrong, and what it found."""
+        folder = Path(app_folder)
+        files = [path for path in folder.rglob("*") if not path.is_dir() and path.name not in SIGNATURES]
+        if unwanted := sorted({str(path.relative_to(folder)) for path in files} - set(halves(""))):
+            return f"a job brings no files along, and this one has {', '.join(unwanted[:3])}", {}
+        try:
+            found = {name: json.loads((folder / name).read_text()) for name in halves("")}
+            job = found["config/config_fed_server.json"]["components"][0]["args"]["job"]
+            Job.from_json(job)
+            certificates = [load_crt_chain(path)[0] for path in folder.rglob(NVFLARE_SUBMITTER_CRT_FILE)]
+        except (OSError, ValueError, LookupError, TypeError, RecursionError, FedstillError) as error:
+            return f"this is no job of fedstill's ({type(error).__name__})", {}
+        if other := [name for name, half in halves(job).items() if found[name] != half]:
+            return f"a job names fedstill's own classes only, and {other[0]} of this one has something else", {}
+        # FLARE has verified the signatures by now, and takes those of any certificate of the federation's.
+        if others := {str(get_cert_common_name(certificate)) for certificate in certificates} - {ADMIN}:
+            return f"jobs are signed by {ADMIN}, and this one by {', '.join(sorted(others))}", {}
+        return "", {}
+
+
+SIGNATURES = {NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE}
+"""What FLARE itself puts beside a job's files."""
+
+NEEDED = {
+    "ClientStatusProcessor",
+    "AbortAppProcessor",
+    "AbortTaskProcessor",
+    "DeployProcessor",
+    "DeleteRunNumberProcessor",
+    "StartJobProcessor",
+    "CheckResourceProcessor",
+    "CancelResourceProcessor",
+    "NotifyJobStatusProcessor",
+}
+"""What a site lets the centre's server ask FLARE for: to run jobs. Reading its files is not among it."""
+
+
+def _serve(kit: Path) -> Any:
+    """FLARE's server listens where it was told to and nowhere else.
+
+    FLARE itself knows two ways, loopback or every address: the address that it was given is put in its place.
+    """
+    bind = json.loads((kit / "local" / "fedstill.json").read_text())["bind"]
+    plain = fed_server.Cell
+
+    def bound(*args: Any, root_url: Any = None, **others: Any) -> Any:
+        urls = [url.replace("://0:", f"://{bind}:") for url in root_url] if isinstance(root_url, list) else root_url
+        return plain(*args, root_url=urls, **others)
+
+    fed_server.Cell = bound
+    return server_train
+
+
+def _join(kit: Path) -> Any:
+    """FLARE's client without what it does not need here."""
+    every = ClientRequestProcessors.request_processors
+    every[:] = [processor for processor in every if type(processor).__name__ in NEEDED]
+    return client_train
+
+
+def main() -> None:
+    """`python -m fedstill.federation.flare centre|site` and FLARE's own words: its server or client, here."""
+    side = sys.argv.pop(1)
+    kit = Path(sys.argv[sys.argv.index("-m") + 1])
+    program = {"centre": _serve, "site": _join}[side](kit)
+    arguments = program.parse_arguments()
+    sys.exit(MainProcessMonitor.run(main_func=program.main, run_dir=arguments.workspace, args=arguments))
+
+
+if __name__ == "__main__":
+    main()

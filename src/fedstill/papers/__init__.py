@@ -1,0 +1,1 @@
+"""The papers' tables and figures: recipes, and making tables from them."""

@@ -1,0 +1,183 @@
+"""A metric by round: a panel a group and column of a paper's figure, a line a method; and how samples came about."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+
+from fedstill.common.errors import FedstillError
+from fedstill.common.files import write_whole
+from fedstill.papers.grid import Grid
+from fedstill.papers.side_by_side import MISSING, Outcomes, SideBySide, finished, label
+from fedstill.plan.plan import SERVER
+from fedstill.results.record import Metric, Record
+from fedstill.results.runs import POOLED, Run
+
+Curve = Mapping[int, float]
+"""A score by round, or a loss by step."""
+
+SAMPLING = "adversary sampling"
+"""The observation of FedDRS that says how far teacher and student are from the wanted labels, step by step."""
+
+MOST_SHOWN = 8
+"""Rounds that a table has columns for; the picture has all."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method's scores by round, a curve a seed; scores are shown in points, losses as they are."""
+
+    row: str
+    seeds: tuple[Curve, ...]
+    unit: float = 100.0
+
+    @property
+    def rounds(self) -> list[int]:
+        """Those that every seed was measured in."""
+        return sorted(set.intersection(*(set(curve) for curve in self.seeds)))
+
+    def mean(self, number: int) -> float:
+        """Over seeds."""
+        return self.unit * fmean(curve[number] for curve in self.seeds)
+
+    def deviation(self, number: int) -> float:
+        """Over seeds; nothing for one seed."""
+        return self.unit * stdev(curve[number] for curve in self.seeds) if len(self.seeds) > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The lines of one group and column, and what they measure."""
+
+    title: str
+    metric: str
+    lines: tuple[Line, ...]
+    across: str = "round"
+
+
+def curves(grid: Grid, outcomes: Outcomes) -> tuple[list[Panel], list[str]]:
+    """A panel for everything that was run, and where the numbers of methods without a server model come from."""
+    panels: list[Panel] = []
+    origins: dict[str, list[str]] = {}
+    for group in grid.selection.groups:
+        for column in grid.selection.columns:
+            split, metric = grid.recipe.columns[column].shows[0]
+            lines = []
+            for row in grid.recipe.rows_of(group):
+                runs = finished(grid.of(group, row, column), outcomes)
+                found = [curve(run, split, metric) for run in runs]
+                lines += [Line(row, tuple(by_round for by_round, _ in found))] if found else []
+                for origin in {origin for _, origin in found if origin}:
+                    origins.setdefault(origin, []).append(row)
+            if lines:
+                heading = grid.recipe.columns[column].heading or column
+                panels.append(Panel(", ".join(filter(None, (group, heading))), metric, tuple(lines)))
+    notes = [f"{', '.join(dict.fromkeys(rows))} in the curves: {origin}." for origin, rows in origins.items()]
+    return panels, notes
+
+
+def samplings(grid: Grid, outcomes: Outcomes) -> list[Panel]:
+    """How sure the teacher and the student are of sampled inputs on the way, where methods observed it."""
+    panels = []
+    for who in ("teacher", "student"):
+        lines = []
+        for group in grid.selection.groups:
+            for row in grid.recipe.rows_of(group):
+                runs = finished(grid.of(group, row, grid.selection.columns[0]), outcomes)
+                found = [by_step for run in runs if (by_step := _by_step(run, who))]
+                lines += [Line(row, tuple(found), unit=1.0)] if found else []
+        if lines:
+            panels.append(Panel(f"{SAMPLING}: the {who}", "cross-entropy (nats)", tuple(lines), "step"))
+    return panels
+
+
+def _by_step(run: Run, who: str) -> Curve:
+    """The mean over rounds and clients at every step that was looked at."""
+    seen: dict[int, list[float]] = {}
+    for line in Record(run.folder).metrics:
+        if line.get("observation") == SAMPLING:
+            seen.setdefault(int(line["values"]["step"]), []).append(line["values"][who])
+    return {step: fmean(values) for step, values in seen.items()}
+
+
+def curve(run: Run, split: str, metric: str) -> tuple[Curve, str]:
+    """The server's score after every round, or the mean over clients where there is no server model, and which."""
+    measured = [line for line in Record(run.folder).metrics if "split" in line]
+    if run.server is not None:
+        own = (line for line in measured if line["party"] == SERVER and line["split"] == split)
+        return {line["round"]: line[metric] for line in own if line["stage"] == "distilled"}, ""
+    theirs = [line for line in measured if line["party"] != SERVER]
+    is_pooled = any(line["split"] == split for line in theirs)
+    shown = [line for line in theirs if line["split"] == (split if is_pooled else f"{POOLED}/{line['party']}")]
+    distilled = [line for line in shown if line["stage"] == "distilled"]
+    stage = "distilled" if distilled else "trained"
+    tested = f"on {split}" if is_pooled else "each on its own test rows"
+    origin = f"no server model, so the mean over the clients measured in a round, once {stage}, {tested}"
+    return _means([line for line in shown if line["stage"] == stage], metric), origin
+
+
+def _means(lines: Sequence[Metric], metric: str) -> Curve:
+    by_round: dict[int, list[float]] = {}
+    for line in lines:
+        by_round.setdefault(line["round"], []).append(line[metric])
+    return {number: fmean(values) for number, values in by_round.items()}
+
+
+def by_round(grid: Grid, panels: Sequence[Panel]) -> SideBySide:
+    """The curves as numbers: mean over seeds, for a few rounds from the first to the last."""
+    rounds = sorted({number for panel in panels for line in panel.lines for number in line.rounds})
+    places = {round(place * (len(rounds) - 1) / (MOST_SHOWN - 1)) for place in range(MOST_SHOWN)}
+    shown = rounds if len(rounds) <= MOST_SHOWN else [rounds[place] for place in sorted(places)]
+    groups = []
+    for panel in panels:
+        rows = [
+            (
+                label(grid.recipe, line.row),
+                *(f"{line.mean(number):.1f}" if number in line.rounds else MISSING for number in shown),
+            )
+            for line in panel.lines
+        ]
+        groups.append((f"{panel.title}: {panel.metric} after round", tuple(rows)))
+    return SideBySide(("method", *map(str, shown)), tuple(groups))
+
+
+def save(panels: Sequence[Panel], title: str, path: Path) -> None:
+    """A PNG: the mean over seeds, with a thin band of their standard deviation."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise FedstillError(
+            'Drawing curves needs the `matplotlib` package: run `pip install "fedstill[figures]"`.'
+        ) from error
+    across = min(len(panels), 2)
+    down = math.ceil(len(panels) / across)
+    figure = Figure((5.2 * across, 3.6 * down + 0.9), layout="constrained")
+    rows = list(dict.fromkeys(line.row for panel in panels for line in panel.lines))
+    handles = {}
+    for axes, panel in zip(figure.subplots(down, across, squeeze=False).flat, panels, strict=False):
+        for line in panel.lines:
+            rounds, colour = line.rounds, f"C{rows.index(line.row)}"
+            means = [line.mean(number) for number in rounds]
+            spread = [line.deviation(number) for number in rounds]
+            low, high = ([mean + side * wide for mean, wide in zip(means, spread, strict=True)] for side in (-1, 1))
+            axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
+            marker = "o" if len(rounds) <= 20 else ""
+            handles[line.row] = axes.plot(rounds, means, color=colour, marker=marker, markersize=3)[0]
+        axes.set_title(panel.title, fontsize=10, parse_math=False)  # a dollar in a name is no formula
+        axes.set_xlabel(panel.across)
+        axes.set_ylabel(f"{panel.metric} (points)" if panel.across == "round" else panel.metric)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(alpha=0.3)
+    for axes in figure.axes[len(panels) :]:
+        axes.set_visible(False)
+    named = figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(rows), 4))
+    for text in named.get_texts():
+        text.set_parse_math(False)
+    figure.suptitle(title, fontsize=11, parse_math=False)
+    drawing = io.BytesIO()
+    figure.savefig(drawing, format="png", dpi=140)
+    write_whole(path, drawing.getvalue())

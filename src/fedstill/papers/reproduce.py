@@ -1,0 +1,196 @@
+"""Reproducing a table of a paper: run what is missing, then print it beside the paper's numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+from rich.console import Console
+
+from fedstill.common.errors import FedstillError
+from fedstill.common.files import write_whole
+from fedstill.engines.runner import differences, stopping_on_sigterm
+from fedstill.papers import curves as drawing
+from fedstill.papers.communication import communication
+from fedstill.papers.grid import Grid, GridRun
+from fedstill.papers.jobs import Ended, Job, attempt, run_all
+from fedstill.papers.ordering import orderings
+from fedstill.papers.partitions import partitions
+from fedstill.papers.side_by_side import (
+    Outcomes,
+    SideBySide,
+    how_to_read,
+    markdown,
+    render,
+    score,
+    settings,
+    side_by_side,
+)
+from fedstill.plan.plan import default_workers
+from fedstill.results.progress import Progress
+from fedstill.results.record import Record
+from fedstill.results.runs import Run, load_runs
+
+Say = Callable[[str], None]
+
+
+def reproduce(grid: Grid, out: Path, console: Console, jobs: int | None = None, force: bool = False) -> bool:
+    """Bring every run of the grid to its end and print the table; whether all of it came out."""
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+    if grid.recipe.table == "partitions":
+        partitions(grid, out, console)
+        return True
+    if not force:
+        _refuse_other_experiments(grid.runs)
+    at_once = jobs or default_jobs(grid)
+    say(f"{grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}")
+    with stopping_on_sigterm():
+        failures = _run_missing(grid, console, say, at_once, force)
+    outcomes: Outcomes = {run.folder: failures.get(run.folder) or load_runs([run.folder])[0] for run in grid.runs}
+    if not any(isinstance(outcome, Run) for outcome in outcomes.values()):
+        raise FedstillError("\n".join(_reasons(grid.runs, failures)))
+    return _present(grid, outcomes, out, console, say) and not failures
+
+
+def default_jobs(grid: Grid) -> int:
+    """As many runs at once as there are cores where each uses one: two side by side beat one with two workers."""
+    return default_workers() if all(run.experiment.workers == 1 for run in grid.runs) else 1
+
+
+def _refuse_other_experiments(runs: Sequence[GridRun]) -> None:
+    for run in runs:
+        if changed := differences(run.experiment, run.folder):
+            raise FedstillError(
+                f"{run.folder} holds another experiment (it differs in {', '.join(changed[:3])}): --force runs "
+                "everything again, --out DIR puts it elsewhere."
+            )
+
+
+def _run_missing(grid: Grid, console: Console, say: Say, at_once: int, force: bool) -> dict[Path, str]:
+    """Why runs failed, by folder."""
+    by_folder = {run.folder: run for run in grid.runs}
+    missing = [run for run in grid.runs if force or not Record(run.folder).is_finished]
+    done = f"; {len(grid.runs) - len(missing)} are finished already" if len(missing) < len(grid.runs) else ""
+    say(f"{len(missing)} runs to do, {min(at_once, max(len(missing), 1))} at once{done}.")
+    jobs = [Job(run.experiment, run.folder) for run in missing]
+    ends = run_all(jobs, at_once, force) if at_once > 1 else _one_by_one(jobs, console, force)
+    failures: dict[Path, str] = {}
+    seconds: list[float] = []
+    for number, end in enumerate(ends, 1):
+        seconds.append(end.seconds)
+        left_s = fmean(seconds) * (len(jobs) - number) / at_once
+        left = f"; about {_duration(left_s)} left" if number < len(jobs) else ""
+        run = by_folder[end.job.folder]
+        say(f"{number}/{len(jobs)} {run}: {_headline(grid, run, end)}, {end.seconds:.0f} s{left}")
+        if end.reason is not None:
+            failures[end.job.folder] = end.reason
+    return failures
+
+
+def _one_by_one(jobs: Sequence[Job], console: Console, force: bool) -> Iterator[Ended]:
+    """In this process, with all its progress to see."""
+    for job in jobs:
+        started = time.monotonic()
+        with Progress(console, f"{job.experiment.name}: ", tells_corpus=False) as tell:
+            reason = attempt(job, force, tell)
+        yield Ended(job, reason, time.monotonic() - started)
+
+
+def _headline(grid: Grid, run: GridRun, end: Ended) -> str:
+    if end.reason is not None:
+        return "failed"
+    split, metric = grid.recipe.columns[run.columns[0]].shows[0]
+    value = score(load_runs([run.folder])[0], split, metric)
+    return "done" if value is None else f"{metric} {100 * value:.1f}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def _present(grid: Grid, outcomes: Outcomes, out: Path, console: Console, say: Say) -> bool:
+    """Print the table and write it down; whether it holds what it promises."""
+    if grid.recipe.table == "communication":
+        table, notes, holds = communication(grid, outcomes)
+        parts = {"": [*notes, *settings(grid, outcomes)]}
+    else:
+        table, holds = _with_something(grid, side_by_side(grid, outcomes)), True
+        parts = {
+            "": [*how_to_read(grid), *settings(grid, outcomes)],
+            "Who is first, and what the difference is worth": orderings(grid, outcomes),
+        }
+    tables = [table]
+    if grid.recipe.table == "curves":
+        shown, parts["Curves"] = _curves(grid, outcomes, out)
+        tables.append(shown)
+    failures = {folder: outcome for folder, outcome in outcomes.items() if isinstance(outcome, str)}
+    parts |= {"Notes of the runs": _notes(grid, outcomes), "Failed": _reasons(grid.runs, failures)}
+    for block in (block for each in tables for block in render(each, console.width)):
+        console.print()
+        console.print(block)
+    for heading, lines in parts.items():
+        if lines:
+            say(f"\n{heading}:" if heading else "")
+            for line in lines:
+                say(f"- {line}")
+    _write(grid, tables, parts, out / "table.md")
+    say(f"\nWritten to {out / 'table.md'}")
+    return holds
+
+
+def _with_something(grid: Grid, table: SideBySide) -> SideBySide:
+    """Without groups that have neither numbers of the paper nor runs of ours."""
+    known = {*grid.recipe.values, *grid.selection.groups}
+    return replace(table, groups=tuple((name, rows) for name, rows in table.groups if name in known))
+
+
+def _curves(grid: Grid, outcomes: Outcomes, out: Path) -> tuple[SideBySide, list[str]]:
+    """The scores by round as a table and, where it can be drawn, as a picture."""
+    panels, notes = drawing.curves(grid, outcomes)
+    path = out / "curves.png"
+    try:
+        drawing.save(
+            [*panels, *drawing.samplings(grid, outcomes)],
+            f"{grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}",
+            path,
+        )
+        notes = [f"Drawn in {path.name}: mean over seeds, the band is their standard deviation.", *notes]
+    except FedstillError as error:  # the table says the same without it
+        notes = [str(error), *notes]
+    return drawing.by_round(grid, panels), notes
+
+
+def _notes(grid: Grid, outcomes: Outcomes) -> list[str]:
+    """What the runs remarked, each remark once a method."""
+    remarks = [
+        f"{run.row}: {note}" for run in grid.runs if isinstance(end := outcomes[run.folder], Run) for note in end.notes
+    ]
+    return list(dict.fromkeys(remarks))
+
+
+def _reasons(runs: Sequence[GridRun], failures: Outcomes) -> list[str]:
+    """Every reason once, with the runs that it stopped."""
+    stopped: dict[str, list[str]] = {}
+    for run in runs:
+        if isinstance(reason := failures.get(run.folder), str):
+            stopped.setdefault(reason, []).append(str(run))
+    return [
+        f"{reason} ({names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''})"
+        for reason, names in stopped.items()
+    ]
+
+
+def _write(grid: Grid, tables: Sequence[SideBySide], parts: dict[str, list[str]], path: Path) -> None:
+    lines = [f"# {grid.recipe.paper}: {grid.recipe.title}"]
+    for table in tables:
+        lines += ["", markdown(table)]
+    for heading, points in parts.items():
+        if points:
+            lines += ["", *([f"## {heading}", ""] if heading else []), *(f"- {point}" for point in points)]
+    write_whole(path, ("\n".join(lines) + "\n").encode())

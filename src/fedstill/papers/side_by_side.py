@@ -1,0 +1,184 @@
+"""A paper's table with our numbers beside the paper's, cell by cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+from safetensors.numpy import load_file
+
+from fedstill import algorithms
+from fedstill.data.partition import Partition
+from fedstill.papers.grid import Grid, GridRun
+from fedstill.papers.recipe import Recipe
+from fedstill.results.runs import Run, complete
+
+MISSING = "–"
+
+Outcomes = Mapping[Path, Run | str]
+"""What came of every run, by folder: the finished run, or why there is none."""
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """The cells as text; every row begins with the method's name."""
+
+    headings: tuple[str, ...]
+    groups: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]
+
+
+def side_by_side(grid: Grid, outcomes: Outcomes) -> SideBySide:
+    """The whole table of the paper: what was not run shows the paper's number alone."""
+    recipe = grid.recipe
+    headings = tuple(column.heading or name for name, column in recipe.columns.items())
+    groups = []
+    for group in recipe.groups:
+        rows = [
+            (label(recipe, row), *(_cell(grid, outcomes, group, row, column) for column in recipe.columns))
+            for row in recipe.rows_of(group)
+        ]
+        groups.append((group, tuple(rows)))
+    return SideBySide(("method", *headings), tuple(groups))
+
+
+def label(recipe: Recipe, row: str) -> str:
+    """The paper's name of a method, with ours where it is another."""
+    ours = algorithms.make(recipe.rows[row].algorithm).title
+    return row if _plain(ours) == _plain(row) else f"{row} (here: {ours})"
+
+
+def score(run: Run, split: str, metric: str) -> float | None:
+    """The server's, or the mean over the clients that were measured there where no server has a model."""
+    if run.server is not None:
+        return run.server.get(split, {}).get(metric)
+    known = complete(scores[split].get(metric) for scores in run.clients.values() if split in scores)
+    return fmean(known) if known else None
+
+
+def finished(runs: Sequence[GridRun], outcomes: Outcomes) -> list[Run]:
+    """Those that came to their end."""
+    return [run for each in runs if isinstance(run := outcomes.get(each.folder), Run)]
+
+
+def _cell(grid: Grid, outcomes: Outcomes, group: str, row: str, column: str) -> str:
+    ours = _ours(grid, outcomes, group, row, column)
+    printed = grid.recipe.printed(group, row, column)
+    return f"{printed or MISSING} | {ours}" if grid.recipe.values else ours
+
+
+def _ours(grid: Grid, outcomes: Outcomes, group: str, row: str, column: str) -> str:
+    planned = grid.of(group, row, column)
+    runs = finished(planned, outcomes)
+    if not runs:
+        return "failed" if planned else MISSING
+    shown = [_spread(complete(score(run, *what) for run in runs)) for what in grid.recipe.columns[column].shows]
+    if set(shown) == {MISSING}:  # nothing of the kind is measured for this method
+        return MISSING
+    lost = len(planned) - len(runs)
+    return f"{'/'.join(shown)} ({len(runs)}{f'; {lost} failed' if lost else ''})"
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Mean and sample standard deviation, in points."""
+    if not values:
+        return MISSING
+    return f"{100 * fmean(values):.1f}" + (f" ± {100 * stdev(values):.1f}" if len(values) > 1 else "")
+
+
+def render(table: SideBySide, width: int) -> list[Table]:
+    """For a terminal: as many columns beside each other as fit, the others below."""
+    every = [rows for _, group in table.groups for rows in group]
+    widths = [max(len(row[place]) for row in [table.headings, *every]) for place in range(len(table.headings))]
+    blocks: list[list[int]] = [[]]
+    for place in range(1, len(widths)):
+        if blocks[-1] and widths[0] + sum(widths[other] + 2 for other in [*blocks[-1], place]) > width:
+            blocks.append([])
+        blocks[-1].append(place)
+    return [_block(table, [0, *places]) for places in blocks]
+
+
+def _block(table: SideBySide, places: Sequence[int]) -> Table:
+    # Text everywhere: a name such as minilm[:3] must not be read as markup
+    block = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1), pad_edge=False)
+    for place in places:
+        block.add_column(Text(table.headings[place]), overflow="fold")
+    for name, rows in table.groups:
+        if name:
+            block.add_row(Text(name, style="bold"))
+        for row in rows:
+            block.add_row(*(Text(row[place]) for place in places))
+    return block
+
+
+def markdown(table: SideBySide) -> str:
+    """The same as one Markdown table."""
+    lines = [list(table.headings), ["---"] * len(table.headings)]
+    for name, rows in table.groups:
+        lines += [[f"**{name}**", *[""] * (len(table.headings) - 1)]] if name else []
+        lines += [list(row) for row in rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def how_to_read(grid: Grid) -> list[str]:
+    """What a cell is, and what must not be concluded from it."""
+    recipe = grid.recipe
+    if not recipe.values:
+        what = f"The paper prints no numbers for this ({recipe.paper}): every cell is ours"
+    else:
+        what = f"A cell is paper | ours: {recipe.paper} as printed, then ours"
+    alone = "Ours is another scale than the paper's: results of their own, to be compared with each other."
+    return [
+        f"{what}, in points: mean ± sample standard deviation over seeds (number of seeds).",
+        *([alone] if grid.scale != "paper" else []),
+        *recipe.notes,
+        *recipe.scales[grid.scale].notes,
+        *grid.selection.left_out,
+    ]
+
+
+def settings(grid: Grid, outcomes: Outcomes) -> list[str]:
+    """Rows, clients, rounds, seeds and models behind the cells, as the records say them."""
+    first: dict[tuple[str, tuple[str, ...]], GridRun] = {}
+    for run in grid.runs:
+        if isinstance(outcomes.get(run.folder), Run):
+            first.setdefault((run.group, run.columns), run)
+    said: dict[str, list[str]] = {}
+    for run in first.values():
+        said.setdefault(_setting(run), []).append(", ".join(filter(None, (run.group, _columns(grid, run)))))
+    seeds = sorted({run.experiment.seed for run in grid.runs})
+    listed = [f"{'; '.join(filter(None, places))}: {what}" if any(places) else what for what, places in said.items()]
+    return [*listed, f"Seeds: {', '.join(map(str, seeds))}."]
+
+
+def _columns(grid: Grid, run: GridRun) -> str:
+    return "" if set(run.columns) >= set(grid.selection.columns) else "/".join(run.columns)
+
+
+def _setting(run: GridRun) -> str:
+    parts = Partition.from_arrays(load_file(run.folder / "partition.safetensors"))
+    experiment = run.experiment
+    clients = experiment.client_specs(parts.clients)
+    models = list(dict.fromkeys(str(spec.model) for spec in clients.values()))
+    sizes = {
+        "private": sum(map(len, parts.train.values())),
+        "public": len(parts.public),
+        "labelled": len(parts.labelled),
+        "test": sum(map(len, parts.test.values())),
+        "global test": sum(map(len, parts.global_test.values())),
+    }
+    rows = ", ".join(f"{size:,} {what}" for what, size in sizes.items() if size)
+    length = f", {experiment.train.max_length} tokens" if experiment.server.reads == "text" else ""
+    return (
+        f"{rows} rows; K = {len(clients)} clients ({', '.join(models)}), server {experiment.server}; T = "
+        f"{experiment.rounds} rounds, {experiment.train.epochs} epochs of training and "
+        f"{experiment.resolved().distill.epochs} of distilling{length}."
+    )
+
+
+def _plain(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))

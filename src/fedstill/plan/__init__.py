@@ -1,0 +1,1 @@
+"""An experiment prepared: divided, tokenised, ready for an engine."""

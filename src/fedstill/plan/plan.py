@@ -1,0 +1,252 @@
+"""A plan: an experiment with its corpus divided and tokenised; all that an engine needs to make the parties."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from fedstill.common.errors import FedstillError
+from fedstill.common.randomness import key
+from fedstill.data.corpus import Ints
+from fedstill.data.examples import Examples, Store
+from fedstill.data.images import ImageStore
+from fedstill.data.partition import Partition
+from fedstill.data.tokens import TokenStore
+from fedstill.learning.fast import Fast, accelerate
+from fedstill.learning.precision import choose_device, choose_precision
+from fedstill.models import Model, ModelSpec, build
+from fedstill.models.build import Shape
+from fedstill.models.text_to_text import TextToText
+from fedstill.parties.client import Client
+from fedstill.parties.evaluation import Evaluation
+from fedstill.parties.party import Party, PartyData, PartySpec, Surroundings
+from fedstill.parties.server import Server
+
+SERVER = "server"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about a run that does not change while it runs. Plain data: it crosses to worker processes."""
+
+    folder: Path
+    seed: int
+    rounds: int
+    participation: float
+    quorum: float
+    threads: int
+    workers: int
+    device: str
+    precision: Literal["auto", "fp32", "bf16"]
+    fast: Fast
+    device_bytes: int | None
+    """Of the clients' models on this process's GPU."""
+    host_bytes: int | None
+    save_every: int
+    client_tests: Literal["pooled", "own"]
+    algorithm: Mapping[str, Any]
+    labels: tuple[str, ...]
+    metrics: tuple[str, ...]
+    server: PartySpec
+    clients: Mapping[str, PartySpec]
+    default_tokenizer: str
+    stores: Mapping[str, Path]
+    """The token or image store of each party, made before anything runs."""
+    shape: Shape | None
+    """Of the images, where it is images that the parties read."""
+    label_tasks: tuple[int, ...] | None
+    """The task of each label, where there are several tasks."""
+    tasks: tuple[str, ...]
+    partition: Partition
+    row_labels: Ints
+    test_domains: Mapping[str, Ints]
+    """Test rows by domain, where clients are not domains: the server is measured on each."""
+    public_fingerprint: str
+    test_fingerprint: str
+    """Of the pooled test rows and their labels: scores of runs that share it can be compared."""
+    experiment: Mapping[str, Any]
+    """As it stands in the run folder, to recognise a changed one."""
+    corpus_fingerprint: str
+    tells_label_counts: bool = True
+    """Whether the clients here say how many rows of each label they have."""
+
+    @property
+    def dimensions(self) -> dict[str, int]:
+        """What the guard reads shapes by."""
+        return {
+            "public": len(self.partition.public),
+            "labelled": len(self.partition.labelled),
+            "labels": len(self.labels),
+        }
+
+    def make_client(self, name: str, tell: Callable[[dict[str, Any]], None]) -> Client:
+        """A client in its first state; what it may not see is not in it."""
+        sample = self._sample(name)
+        store = _pad(self._store(name), sample)
+        pooled = self.partition.test if self.client_tests == "pooled" else {name: self.partition.test[name]}
+        tests, splits = _join({f"test/{client}": rows for client, rows in pooled.items()})
+        splits = {f"test/{name}": splits[f"test/{name}"]}
+        if self.client_tests == "pooled":
+            splits["test"] = np.arange(len(tests))
+        data = PartyData(
+            public=Examples(store, self.partition.public),
+            train=self._labelled(store, self.partition.train[name]),
+            validation=self._labelled(store, self.partition.validation[name]),
+            evaluation=Evaluation(self._labelled(store, tests), splits, label_tasks=sample.label_tasks),
+            labelled=Examples(store, self.partition.labelled),
+        )
+        return Client(
+            name,
+            self.clients[name],
+            data,
+            self._around(tell),
+            partial(self._model, name, self.clients[name]),
+            partial(self._second_model, name, sample),
+            public_fingerprint=self.public_fingerprint,
+            sample=sample,
+            tells_label_counts=self.tells_label_counts,
+        )
+
+    def make_server(self, tell: Callable[[dict[str, Any]], None]) -> Server:
+        """The server in its first state; its model is built when a method first uses it."""
+        spec = self.server
+        store = self._store(SERVER)
+        tests, splits = _join({f"test/{client}": rows for client, rows in self.partition.test.items()})
+        splits |= {f"test/{name}": np.flatnonzero(np.isin(tests, own)) for name, own in self.test_domains.items()}
+        splits["test"] = np.arange(len(tests))
+        rows = [tests]
+        for name, parts in (("validation", self.partition.validation), ("global_test", self.partition.global_test)):
+            more, inside = _join({f"{name}/{client}": part for client, part in parts.items()})
+            start = sum(len(part) for part in rows)
+            splits[name] = np.arange(len(more)) + start
+            if name == "global_test":
+                splits |= {split: numbers + start for split, numbers in inside.items()}
+            rows.append(more)
+        private, _ = _join(self.partition.train)
+
+        def make_model() -> Model:
+            model = self._model(SERVER, spec)
+            _pad(store, model)
+            return model
+
+        data = PartyData(
+            public=Examples(store, self.partition.public),
+            evaluation=Evaluation(
+                self._labelled(store, np.concatenate(rows)),
+                splits,
+                {"tasks": tuple(f"test/{task}" for task in self.tasks)} if self.tasks else {},
+                _tensor(self.label_tasks),
+            ),
+            labelled=self._labelled(store, self.partition.labelled),
+        )
+        around = self._around(tell)
+        pooled = self._labelled(store, private)
+        return Server(SERVER, spec, data, around, make_model, pooled=pooled, lend=partial(self._lend, around))
+
+    def _lend(self, around: Surroundings, architecture: str) -> Party:
+        """The server with a model of that architecture instead of its own, reading with that model's tokenizer."""
+        different = {(str(spec.model), self.stores[name]): name for name, spec in self.clients.items()}
+        for name in (SERVER, *different.values()):
+            spec = self.server if name == SERVER else self.clients[name]
+            guest = f"{SERVER} as {spec.model}"
+            model = self._model(guest, spec)
+            if model.architecture == architecture:
+                store = self._store(name)
+                _pad(store, model)
+                labelled = self._labelled(store, self.partition.labelled)
+                data = PartyData(Examples(store, self.partition.public), labelled=labelled)
+                own = PartySpec(spec.model, spec.train, self.server.distill)
+                return Party(guest, own, data, around, partial(_same, model))
+        raise FedstillError(f"no party of this experiment has a model of architecture {architecture}.")
+
+    def _around(self, tell: Callable[[dict[str, Any]], None]) -> Surroundings:
+        device = choose_device(self.device)
+        return Surroundings(self.seed, device, choose_precision(self.precision, device), tell)
+
+    def _second_model(self, client: str, first: Model, spec: ModelSpec, name: str) -> Model:
+        """A further model for a client, which must read the tokens that the client has."""
+        model = self._model(name, replace(self.clients[client], model=spec))
+        read = [own.tokenizer.fingerprint if own.tokenizer is not None else None for own in (first, model)]
+        if read[0] != read[1]:
+            raise FedstillError(
+                f"{name} ({spec}) reads with another tokenizer than {client}'s own model ({first.spec}): choose a "
+                "model with the same one."
+            )
+        return model
+
+    @cached_property
+    def _samples(self) -> dict[tuple[str, Path, int], Model]:
+        return {}
+
+    def _sample(self, client: str) -> Model:
+        """A model like the client's that holds no numbers; one for all clients that have the same."""
+        spec = self.clients[client]
+        like = (spec.model.model_dump_json(), self.stores[client], spec.train.max_length)
+        if like not in self._samples:
+            model = self._model(client, spec)
+            # A text-to-text model tells tied tensors by where they lie, which on `meta` is nowhere.
+            is_kept = isinstance(model.module, TextToText)
+            self._samples[like] = model if is_kept else replace(model, module=model.module.to("meta"))
+        return self._samples[like]
+
+    def _model(self, name: str, spec: PartySpec) -> Model:
+        seed = key(self.seed, 0, name, "model")
+        model = build(spec.model, self.labels, self.default_tokenizer, seed, self.shape)
+        accelerate(model.module, self.fast)
+        model.label_tasks = _tensor(self.label_tasks)
+        if model.longest is not None and spec.train.max_length > model.longest:
+            raise FedstillError(
+                f"train.max_length: {name}'s {spec.model} reads {model.longest} tokens at most, not "
+                f"{spec.train.max_length}."
+            )
+        return model
+
+    def _store(self, name: str) -> TokenStore | ImageStore:
+        return _read_store(self.stores[name], self.shape is None)
+
+    def _labelled(self, store: Store, rows: Ints) -> Examples:
+        return Examples(store, rows, torch.from_numpy(self.row_labels[rows]))
+
+
+@lru_cache(maxsize=8)
+def _read_store(path: Path, holds_text: bool) -> TokenStore | ImageStore:
+    """One for all parties that read it: they pad alike, because a store belongs to a tokenizer."""
+    return (TokenStore if holds_text else ImageStore).read(path)
+
+
+def _same(model: Model) -> Model:
+    return model
+
+
+def _pad(store: TokenStore | ImageStore, model: Model) -> TokenStore | ImageStore:
+    """Let the store pad as the model wants it."""
+    if isinstance(store, TokenStore) and model.tokenizer is not None:
+        store.pad_as(model.tokenizer.pad_id, model.pads_left)
+    return store
+
+
+def _tensor(numbers: tuple[int, ...] | None) -> torch.Tensor | None:
+    return None if numbers is None else torch.tensor(numbers)
+
+
+def _join(parts: Mapping[str, Ints]) -> tuple[Ints, dict[str, Ints]]:
+    """Arrays one after the other, and where each of them lies."""
+    joined = np.concatenate([*parts.values(), np.empty(0, np.int64)])
+    ends = np.cumsum([len(part) for part in parts.values()])
+    return joined, {
+        name: np.arange(end - len(part), end) for (name, part), end in zip(parts.items(), ends, strict=True)
+    }
+
+
+def default_workers(device: str = "cpu") -> int:
+    """One a core that this process may use; one for a GPU, where clients learn at once in one process."""
+    if choose_device(device).type == "cuda":
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,146 @@
+"""The commands as a user types them, bad input included: one clear message, nothing lost."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedstill.cli.main import main
+
+TEN_LINES = """\
+name: shops
+corpus: {path: reviews.csv, text: [title, body], label: stars, domain: shop}
+partition: {kind: domain, public: 0.2, test: 0.1, validation: 0.1}
+clients: [bow, textcnn, bow]
+server: {name: textcnn, tokenizer: bert-tiny}
+algorithm: {name: AdaFD, weighting: {name: ENWC, beta: 5}}
+train: {epochs: 4, batch: 8, max_length: 16}
+rounds: 2
+workers: 1
+"""
+
+
+@pytest.fixture
+def here(reviews: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a user's own CSV and a ten-line experiment."""
+    monkeypatch.chdir(reviews.parent)
+    (reviews.parent / "shops.yaml").write_text(TEN_LINES)
+    return reviews.parent
+
+
+def fedstill(*words: str) -> int:
+    """Type a command; its exit status."""
+    before = sys.argv
+    sys.argv = ["fedstill", *words]
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    finally:
+        sys.argv = before
+    return 0
+
+
+def test_a_users_own_csv_runs_predicts_and_compares(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedstill("run", "shops.yaml", "--seeds", "2") == 0
+    printed = capsys.readouterr().out
+    assert "round 2/2: server F1" in printed
+    assert "AdaFD w/ ENWC" in printed
+    assert fedstill("run", "shops.yaml", "algorithm=Local", "name=alone", "--seeds", "2") == 0
+    capsys.readouterr()
+    assert fedstill("compare", "runs", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["method"] for row in rows} == {"AdaFD w/ ENWC", "Local"}
+    assert fedstill("predict", "runs/shops/seed-0", "reviews.csv", "--out", "labelled.csv") == 0
+    with (here / "labelled.csv").open() as file:
+        labelled = list(csv.DictReader(file))
+    with (here / "reviews.csv").open() as file:
+        true = list(csv.DictReader(file))
+    assert len(labelled) == 240
+    assert [row["body"] for row in labelled] == [row["body"] for row in true]
+    right = sum(ours["label"] == theirs["stars"] for ours, theirs in zip(labelled, true, strict=True))
+    assert right / 240 > 0.7  # three classes with tell-tale words
+
+
+def test_predictions_of_a_saved_model_are_those_of_the_run(here: Path) -> None:
+    from safetensors.torch import load_file
+
+    from fedstill import load_model
+    from fedstill.data.corpora import CorpusSpec, load
+    from fedstill.data.examples import Examples
+    from fedstill.data.tokens import TokenStore
+    from fedstill.learning.predict import predict
+
+    assert fedstill("run", "shops.yaml") == 0
+    corpus = load(CorpusSpec(path="reviews.csv", text=["title", "body"], label="stars", domain="shop"))
+    for party in ("server", "books", "garden"):
+        model = load_model(here / "runs/shops/seed-0/models" / party)
+        saved = load_file(here / f"runs/shops/seed-0/predictions/{party}.safetensors")
+        store = TokenStore(*model.tokenizer.encode(corpus.texts, corpus.pairs, 16), pad_id=model.tokenizer.pad_id)
+        logits = predict(model.module, Examples(store, saved["rows"].numpy()))
+        assert model.labels == ("bad", "good", "so-so")
+        torch.testing.assert_close(logits, saved["logits"], atol=1e-5, rtol=1e-5)
+
+
+def test_check_says_what_would_happen_and_trains_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedstill("check", "shops.yaml") == 0
+    printed = capsys.readouterr().out
+    assert "240" in printed
+    assert "48 public rows" in printed
+    assert "Nothing was trained." in printed
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize("what", ["corpora", "models", "algorithms", "recipes"])
+def test_show_lists_what_there_is(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedstill("show", what) == 0
+    name = {"corpora": "tweets", "models": "minilm", "algorithms": "AdaFD", "recipes": "amazon"}[what]
+    assert name in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["run", "nowhere.yaml"], "there is no experiment file nowhere.yaml"),
+        (["run"], "give an experiment file to run, or --resume DIR"),
+        (["run", "--resume", "nowhere"], "no experiment.yaml"),
+        (["run", "shops.yaml", "rounds"], "is not an override: write key=value"),
+        (["run", "shops.yaml", "round=2"], "unknown key 'round'; did you mean 'rounds'?"),
+        (["run", "shops.yaml", "train.epoch=2"], "did you mean 'epochs'?"),
+        (["run", "shops.yaml", "rounds=0"], "greater than or equal to 1"),
+        (["run", "shops.yaml", "algorithm=AdaFed"], "there is no algorithm 'AdaFed'; did you mean 'AdaFD'?"),
+        (["run", "shops.yaml", "algorithm.weighting.betta=1"], "ENWC has no option 'betta'; did you mean 'beta'?"),
+        (["run", "shops.yaml", "corpus.label=star"], "there is no column 'star', did you mean 'stars'?"),
+        (["run", "shops.yaml", "corpus.path=gone.csv"], "gone.csv does not exist"),
+        (["run", "shops.yaml", "labels=[bad, good]"], "so-so"),
+        (["run", "shops.yaml", "clients=[bow, bow]"], "2 models for 3 clients (books, garden, toys)"),
+        (["run", "shops.yaml", "clients=bertiny"], "bertiny"),
+        (["run", "shops.yaml", "partition.public=0"], "needs public samples"),
+        (["run", "shops.yaml", "partition={kind: iid, clients: 500}"], "500"),
+        (["run", "shops.yaml", "algorithm.weighting.learnable=true"], "set partition.labelled_public"),
+        (["run", "shops.yaml", "device=cuda"], "no usable CUDA GPU"),
+        (["run", "shops.yaml", "train.rate=1e30", "clients=textcnn"], "lower the rate"),
+        (["run", "shops.yaml", "clients=bert-tiny", "train.max_length=1000"], "reads 512 tokens at most"),
+        (["compare", "."], "no finished run"),
+        (["predict", "nowhere", "reviews.csv"], "is not a run folder"),
+        (["show", "modles"], "did you mean 'models'?"),
+    ],
+)
+def test_bad_input_is_one_message(here: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str) -> None:
+    assert fedstill(*words) == 1
+    captured = capsys.readouterr()
+    printed = " ".join((captured.out + captured.err).split())
+    assert says in printed
+    assert "Traceback" not in printed
+    assert (here / "reviews.csv").exists()
+
+
+def test_a_file_that_is_not_yaml_names_its_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "shops.yaml").write_text("name: shops\ntrain: {epochs: 2\nrounds: 3\n")
+    assert fedstill("run", "shops.yaml") == 1
+    assert "shops.yaml:3" in capsys.readouterr().err

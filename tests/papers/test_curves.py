@@ -1,0 +1,133 @@
+"""Scores by round: which lines of a record they are, their mean and spread, and the picture."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedstill.common.errors import FedstillError
+from fedstill.papers.curves import Line, Panel, by_round, curve, curves, samplings, save
+from fedstill.papers.grid import plan_grid
+from fedstill.results.runs import Run, load_runs
+from tests.papers.tiny import tiny_source
+from tests.results.conftest import write_run
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+def measured(folder: Path, *lines: tuple[int, str, str, str, float]) -> Run:
+    """A run whose journal holds these accuracies."""
+    keys = ("round", "party", "stage", "split", "accuracy")
+    observation = {"round": 1, "party": "server", "observation": "noise", "values": {}}
+    written = [observation, *(dict(zip(keys, line, strict=True)) for line in lines)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in written))
+    return load_runs([folder])[0]
+
+
+def test_the_servers_curve_is_its_model_after_every_round_on_the_split_that_is_shown(tmp_path: Path) -> None:
+    run = measured(
+        write_run(tmp_path, "FedSND"),
+        (1, "server", "distilled", "test", 0.5),
+        (1, "server", "distilled", "test/sports", 0.1),
+        (1, "sports", "trained", "test", 0.2),
+        (2, "server", "distilled", "test", 0.75),
+        (2, "server", "processed", "test", 0.9),  # after the last round, not of it
+    )
+    assert curve(run, "test", "accuracy") == ({1: 0.5, 2: 0.75}, "")
+
+
+def test_without_a_server_model_it_is_the_mean_over_clients_and_says_on_which_rows(tmp_path: Path) -> None:
+    pooled = measured(
+        write_run(tmp_path / "pooled", "FedHe", server=False),
+        (1, "server", "distilled", "test", 0.9),  # a model that nobody trains
+        (1, "companies", "trained", "test", 0.2),
+        (1, "sports", "trained", "test", 0.4),
+        (2, "sports", "trained", "test", 0.5),
+        (2, "sports", "trained", "test/sports", 0.8),
+    )
+    scores, origin = curve(pooled, "test", "accuracy")
+    assert scores == {1: pytest.approx(0.3), 2: 0.5}
+    assert origin.endswith("once trained, on test")
+    own = measured(
+        write_run(tmp_path / "own", "FedMD", server=False),
+        (1, "companies", "trained", "test/companies", 0.2),
+        (1, "companies", "distilled", "test/companies", 0.4),
+        (1, "sports", "distilled", "test/sports", 0.8),
+        (1, "sports", "distilled", "test/companies", 0.0),
+    )
+    scores, origin = curve(own, "test", "accuracy")
+    assert scores == {1: pytest.approx(0.6)}
+    assert origin.endswith("once distilled, each on its own test rows")
+
+
+def test_mean_and_deviation_are_over_the_seeds_in_points_where_all_were_measured() -> None:
+    line = Line("FedSND", ({1: 0.5, 2: 0.6}, {1: 0.7, 2: 0.6, 3: 0.9}))
+    assert line.rounds == [1, 2]
+    assert line.mean(1) == pytest.approx(60)
+    assert line.deviation(1) == pytest.approx(100 * 0.2 / 2**0.5)
+    assert Line("FedSND", ({1: 0.5},)).deviation(1) == 0
+
+
+def test_a_panel_a_group_and_column_holds_what_came_to_its_end(tmp_path: Path) -> None:
+    grid = plan_grid(tiny_source(tmp_path), "small", tmp_path, seeds=1)
+    journal = [(number, "server", "distilled", "test", number / 100) for number in range(1, 31)]
+    outcomes: dict[Path, Run | str] = {run.folder: "failed" for run in grid.runs}
+    for row in ("few-fedavg", "few-adafd"):
+        folder = write_run(tmp_path, row, name=row)
+        lines = [dict(zip(("round", "party", "stage", "split", "f1"), line, strict=True)) for line in journal]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        outcomes[folder] = load_runs([folder])[0]
+    only_global = plan_grid(tiny_source(tmp_path), "small", tmp_path, seeds=1, only=["global"])
+    panels, notes = curves(only_global, outcomes)
+    assert [(panel.title, panel.metric, [line.row for line in panel.lines]) for panel in panels] == [
+        ("few, all (240)", "f1", ["FedAvg", "AdaFD"])
+    ]
+    assert not notes
+    table = by_round(only_global, panels)
+    assert table.headings == ("method", "1", "5", "9", "13", "18", "22", "26", "30")
+    assert table.groups[0][1][0] == (
+        "FedAvg (here: LogitAvg)",
+        "1.0",
+        "5.0",
+        "9.0",
+        "13.0",
+        "18.0",
+        "22.0",
+        "26.0",
+        "30.0",
+    )
+
+
+def test_samplings_are_means_over_rounds_and_clients_of_what_was_observed_at_a_step(tmp_path: Path) -> None:
+    grid = plan_grid(tiny_source(tmp_path), "small", tmp_path, seeds=1, only=["global", "FedAvg"])
+    folder = write_run(tmp_path, "few-fedavg", name="few-fedavg")
+    values = [
+        {"step": 0, "teacher": 3.0, "student": 3.5},
+        {"step": 10, "teacher": 1.0, "student": 4.0},
+        {"step": 0, "teacher": 2.0, "student": 2.5},
+    ]
+    about = {"round": 1, "party": "server"}
+    seen = [about | {"observation": "adversary sampling", "values": each} for each in values]
+    other = about | {"observation": "target sampling", "values": {"step": 0, "teacher": 9.0, "student": 9.0}}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*seen, other]))
+    teacher, student = samplings(grid, {folder: load_runs([folder])[0]})
+    assert (teacher.across, teacher.lines[0].seeds) == ("step", ({0: 2.5, 10: 1.0},))
+    assert student.lines[0].mean(0) == pytest.approx(3.0)
+
+
+def test_the_picture_is_a_png_and_without_matplotlib_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    panels = [
+        Panel(f"alpha={alpha} $x", "accuracy", (Line("$FedSND", ({1: 0.5, 2: 0.6}, {1: 0.7, 2: 0.8})),))
+        for alpha in (200, 1, 0.5)
+    ]
+    save(panels, "three panels", tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(SIGNATURE)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(FedstillError, match=r"pip install \"fedstill\[figures\]\""):
+        save(panels, "three panels", tmp_path / "again.png")
+    assert not (tmp_path / "again.png").exists()

@@ -1,0 +1,171 @@
+"""The recipes that ship say what the papers print; what is wrong with one is a sentence with a line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedstill.common.errors import FedstillError
+from fedstill.config.experiment import Experiment
+from fedstill.config.source import Source
+from fedstill.papers.grid import Grid, plan_grid
+from fedstill.papers.recipe import Recipe, is_grid, read_recipe, recipe_files
+from tests.papers.tiny import TINY, tiny_source
+
+TABLES = {name: path for name, path in recipe_files().items() if is_grid(Source.read(path).values)}
+
+
+def recipe(name: str) -> Recipe:
+    return read_recipe(Source.read(TABLES[name]))
+
+
+def grid(name: str, scale: str, monkeypatch: pytest.MonkeyPatch) -> Grid:
+    monkeypatch.setenv("OPENAI_API_KEY", "a key, so that every row is planned")
+    asked = recipe(name).asks | recipe(name).scales[scale].asks
+    return plan_grid(Source.read(TABLES[name]), scale, Path("out"), [f"{key}=somewhere" for key in asked])
+
+
+def test_every_table_of_the_four_papers_ships_and_some_of_our_own() -> None:
+    fedid = [f"fedid/table{number}" for number in range(1, 6)] + [f"fedid/figure{number}" for number in (2, 3, 4)]
+    fedsnd = ["fedsnd/table1", *(f"fedsnd/figure{number}" for number in range(6, 11))]
+    feddrs = [*(f"feddrs/table{number}" for number in (1, 2, 3)), "feddrs/figure3", "feddrs/figure4"]
+    ours = ["fedid/chunk", "fedsnd/digits", "feddrs/smoke"]
+    assert sorted(TABLES) == sorted(["adafd/table1", "adafd/table2", *fedid, *fedsnd, *feddrs, *ours])
+    assert {"amazon", "tweets"} == set(recipe_files()) - set(TABLES)
+
+
+@pytest.mark.parametrize("scale", ["paper", "small"])
+@pytest.mark.parametrize("name", TABLES)
+def test_every_cell_is_a_valid_experiment_in_a_folder_of_its_own(
+    name: str, scale: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = grid(name, scale, monkeypatch)
+    folders = [run.folder for run in planned.runs]
+    assert len(set(folders)) == len(folders)
+    wanted = planned.recipe.scales[scale].rows or planned.recipe.rows
+    there = {row for group in planned.selection.groups for row in planned.recipe.rows_of(group)}
+    assert {run.row for run in planned.runs} == there & set(wanted)
+    for run in planned.runs:
+        assert Experiment.model_validate(run.experiment.model_dump()) == run.experiment
+        assert run.experiment.make_algorithm()
+        assert run.experiment.client_specs(clients(run.experiment, scale))
+        assert run.folder == Path("out") / run.experiment.name / f"seed-{run.experiment.seed}"
+
+
+def clients(experiment: Experiment, scale: str) -> list[str]:
+    """As the partition will name them."""
+    if experiment.partition.clients is not None:
+        return [f"client-{number:02}" for number in range(experiment.partition.clients)]
+    amazon = ["automotive", "baby", "clothing", "health", "sport"]
+    return amazon if scale == "paper" else [name for name in amazon if name != "clothing"]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_paper_scale_fills_the_whole_table_and_small_uses_models_without_a_hub(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paper, small = (grid(name, scale, monkeypatch) for scale in ("paper", "small"))
+    assert paper.selection.columns == tuple(paper.recipe.columns)
+    ours = set(paper.recipe.groups) - set(paper.selection.groups)  # what the paper does not have
+    assert not ours & set(paper.recipe.values)
+    assert ours <= set(small.selection.groups)
+    assert all(run.experiment.workers == 1 for run in small.runs)
+    for run in small.runs:
+        specs = run.experiment.client_specs(clients(run.experiment, "small")).values()
+        assert {spec.model.name for spec in specs} | {run.experiment.server.name} <= {
+            "bert-tiny",
+            "textcnn",
+            "bigru",
+            "bow",
+            "lenet",
+            "cnn",
+        }
+
+
+def test_numbers_are_those_that_the_papers_print() -> None:
+    first, second = recipe("adafd/table1"), recipe("adafd/table2")
+    assert first.printed("homogeneous, original", "AdaFD w/ ENWC", "global") == "82.0"
+    assert first.printed("heterogeneous, downsampled", "MHAT", "clot.") == "77.3"
+    assert first.printed("heterogeneous, original", "FedKD", "sport") == "82.6"
+    assert second.printed("heterogeneous, original", "AdaFD w/ ENWC", "global") == "82.5"
+    assert second.printed("homogeneous, downsampled", "Centralized", "global") == "73.8"
+    glue, mixed = recipe("fedid/table1"), recipe("fedid/table2")
+    assert glue.printed("", "Centralized", "MNLI") == "82.8/83.5"
+    assert glue.printed("alpha=100", "FedDF", "QQP") == "85.7/88.5"
+    assert glue.printed("alpha=1", "FedID", "CoLA") == "49.6"
+    assert mixed.printed("alpha=100", "FedID", "MRPC") == "88.5/83.6"
+    assert mixed.printed("alpha=1", "FedKD", "WNLI") == "52.7"
+    assert recipe("fedid/table3").printed("", "FedID", "QQP → PAWS") == "84.1/87.1"
+    assert recipe("fedid/table4").printed("", "w/o g_distill", "SST-2") == "91.1"
+    assert recipe("fedid/table5").printed("", "FedKD", "Formulation") == "(|D⁰| × K) × 1"
+    assert not recipe("fedid/figure2").values
+    noise, samples = recipe("fedsnd/table1"), recipe("feddrs/table1")
+    assert noise.printed("CIFAR10", "FedKD", "alpha=5") == "78.69"
+    assert noise.printed("Dbpedia", "FedSND", "alpha=0.5") == "97.83"
+    assert samples.printed("RoBERTa-Base", "FedDF", "alpha=0.05") == "67.11"
+    assert samples.printed("T5-Base", "FedDRS(PostOnly)", "alpha=0") == "71.36"
+    assert samples.printed("four tasks", "FedAvg", "alpha=0") is None
+    assert recipe("feddrs/table2").printed("RoBERTa-Base", "+adversary sample", "Accuracy") == "36.41"
+    assert recipe("feddrs/table3").printed("CIFAR 100 (ResNet18)", "FedOpt", "RS") == "-0.05"
+
+
+def test_paper_scale_is_the_papers_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    amazon = {run.experiment.name: run.experiment for run in grid("adafd/table2", "paper", monkeypatch).runs}
+    mixed = amazon["heterogeneous-downsampled-adafd-w-enwc"]
+    assert [spec.model.name for spec in mixed.client_specs(["a", "b", "c", "d", "e"]).values()] == [
+        "google-bert/bert-base-cased",
+        "google-bert/bert-large-cased",
+        "FacebookAI/roberta-base",
+        "FacebookAI/roberta-large",
+        "xlnet/xlnet-large-cased",
+    ]
+    assert (mixed.rounds, mixed.train.epochs, mixed.train.rate, mixed.train.max_length) == (5, 3, 2e-5, 128)
+    assert (mixed.partition.rows_per_domain, mixed.partition.public, mixed.partition.global_test) == (32000, 0.2, True)
+    assert amazon["homogeneous-original-fedavg"].partition.rows_per_domain is None
+    glue = {run.experiment.name: run.experiment for run in grid("fedid/table2", "paper", monkeypatch).runs}
+    mnli = glue["alpha-1-mnli-fedid"]
+    assert (mnli.rounds, mnli.train.batch, mnli.distill.epochs, mnli.partition.clients) == (10, 32, 3, 10)
+    assert (mnli.partition.alpha, mnli.partition.public, mnli.partition.labelled_public) == (1, 0.5, 0.1)
+    assert (mnli.corpus.name, mnli.corpus.task) == ("glue", "MNLI")
+    shares = [run.experiment.partition.public_share for run in grid("fedid/figure2", "paper", monkeypatch).runs[::4]]
+    assert shares[:5] == [0.1, 0.2, 0.4, 0.8, 1.0]
+    figure = grid("fedid/figure3", "paper", monkeypatch).runs
+    assert [run.experiment.algorithm.get("labelled") for run in figure[:4]] == [True, True, True, None]
+    assert {run.experiment.partition.clients for run in grid("fedid/figure4", "paper", monkeypatch).runs} == {5, 10, 20}
+    noise = {run.experiment.name: run.experiment for run in grid("fedsnd/table1", "paper", monkeypatch).runs}
+    snd = noise["cifar10-alpha-0.5-fedsnd"]
+    assert (snd.partition.clients, snd.participation, snd.train.epochs, snd.rounds) == (100, 0.2, 10, 100)
+    assert (snd.algorithm["target"], snd.partition.alpha, snd.server.name, snd.corpus.size) == (0.001, 0.5, "lenet", 28)
+    figure = {run.experiment.name: run.experiment for run in grid("fedsnd/figure10", "paper", monkeypatch).runs}
+    epochs = [figure[f"cifar10-alpha-200-{row}"].train.epochs for row in ("epochs-5", "xi-0.001", "epochs-20")]
+    assert epochs == [5, 10, 20]
+    samples = {run.experiment.name: run.experiment for run in grid("feddrs/table1", "paper", monkeypatch).runs}
+    drs = samples["roberta-base-alpha-0.05-feddrs-mixed"]
+    assert (drs.partition.alpha, drs.partition.clients, drs.participation, drs.train.epochs) == (0.05, 20, 0.8, 5)
+    assert (drs.train.optimiser, drs.train.rate, drs.server.name) == ("adafactor", 1e-3, "FacebookAI/roberta-base")
+    assert (drs.corpus.cut, samples["t5-base-alpha-0-fedavg"].partition.clients) == (True, None)
+    assert samples["roberta-base-alpha-0-fedkd-2xroberta"].algorithm == {"name": "MutualKD", "svd": False}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("method: AdaFD", "method: AdaFed", "tiny.yaml:4: there is no row 'AdaFed'; did you mean 'AdaFD'?"),
+        ("title: three", "titel: three", "unknown key 'titel'; did you mean 'title'?"),
+        ("title: three shops\n", "", "a recipe needs the key 'title'"),
+        ("seeds: 3", "seeds: 0", "tiny.yaml:12: scales.paper.seeds: input should be greater than or equal to 1"),
+        ("groups: [few]", "groups: [fwe]", "the table has no 'fwe' among its groups; did you mean 'few'?"),
+        ("shows: [[test/books, f1]]", "shows: [[test/books, f2]]", "tiny.yaml:23: there is no metric 'f2'"),
+        ("[70.0, 71.0, 60.5/61.5]", "[70.0, 71.0]", "tiny.yaml:28: 2 values for 3 columns"),
+        ("  many:\n    FedAvg", "  most:\n    FedAvg", "tiny.yaml:30: there is no group 'most'"),
+        ("    FedAvg: [72.0", "    FedAve: [72.0", "there is no row 'FedAve'; did you mean 'FedAvg'?"),
+        ("  books: {shows", "  GLOBAL: {shows", "'global' and 'GLOBAL' would share a folder"),
+        ("heading: all", "headnig: all", "unknown key 'columns.global.headnig'; did you mean 'heading'?"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_a_sentence_with_its_line(tmp_path: Path, old: str, new: str, says: str) -> None:
+    assert old in TINY
+    with pytest.raises(FedstillError) as error:
+        read_recipe(tiny_source(tmp_path, TINY.replace(old, new, 1)))
+    assert says in str(error.value)
