@@ -10,7 +10,8 @@ from pydantic import Field
 
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
-from fedstill.wire.messages import Answer, Done, Hello, Message, Opinion
+from fedstill.wire.codecs import Codecs
+from fedstill.wire.messages import Answer, Done, Hello, M, Message, Opinion
 from fedstill.wire.replies import Replies
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -34,6 +35,9 @@ class Federation(Protocol):
     def call(self, verb: str, message: Answers = None, clients: Sequence[str] | None = None) -> Replies[Any]:
         """Run a method of the algorithm on the active clients (or those named), each with its message."""
 
+    def as_received(self, message: M) -> M:
+        """This round's answer as clients will have it: a codec may round it on the way."""
+
 
 @dataclass(frozen=True)
 class Algorithm:
@@ -48,6 +52,8 @@ class Algorithm:
     role: ClassVar[Role] = "method"
     """In tables, methods are measured against the best of the baselines."""
     messages: ClassVar[tuple[type[Message], ...]] = (Opinion, Answer, Done)
+    codecs: ClassVar[Codecs] = Codecs()
+    """How they travel, unless the experiment's `wire:` says otherwise."""
     paper: ClassVar[str] = ""
     cost: ClassVar[str] = ""
     """Numbers a round with one multicast down: N public samples, C classes, K clients."""

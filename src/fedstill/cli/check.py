@@ -25,7 +25,7 @@ def report(experiment: Experiment, console: Console, picture: Path | None = None
     """Print parties, rows, labels, parameters and the bytes of a round; the partition also as a picture in a file."""
     with tempfile.TemporaryDirectory() as scratch:
         resolved, plan, corpus = prepare(experiment, Path(scratch))
-        algorithm = resolved.make_algorithm()
+        algorithm = resolved.method
         said = ", ".join(f"{what}: {number:,}" for what, number in corpus.counts.items())
         console.print(
             f"{resolved.name}: {algorithm.title} on {corpus.name} ({said})",
@@ -71,7 +71,7 @@ def _picture(plan: Plan, corpus: Corpus, console: Console, path: Path | None) ->
     console.print(drawing.lines(counts, names, clients, console.width))
     if path is not None:
         try:
-            drawing.save(counts, names, clients, f"{plan.experiment['name']}: {corpus.name}", path)
+            drawing.save(counts, names, clients, f"{plan.experiment.name}: {corpus.name}", path)
             console.print(f"Picture: {path}", highlight=False, soft_wrap=True, markup=False)
         except FedstillError as error:  # what is printed says the same without it
             console.print(str(error), style="yellow", markup=False)
@@ -84,7 +84,7 @@ def _model(party: Party) -> tuple[str, ...]:
 
 def _sentences(plan: Plan, cost: str) -> list[str]:
     parts, classes = plan.partition, len(plan.labels)
-    active = max(1, round(plan.participation * len(plan.clients)))
+    active = max(1, round(plan.experiment.participation * len(plan.clients)))
     many = len(parts.public)
     size = f"{many:,} x {classes} x 4 = {4 * many * classes:,} bytes"
     opinion = f"; an opinion on all public samples is {size}" if many else ""
@@ -92,8 +92,8 @@ def _sentences(plan: Plan, cost: str) -> list[str]:
     extra = "".join(f", {len(rows):,} {name}" for name, rows in others.items() if len(rows))
     return [
         f"{len(parts.public):,} public rows{extra}; labels: {', '.join(plan.labels)}.",
-        f"{plan.rounds} rounds, {active} of {len(plan.clients)} clients active in each, {plan.workers} workers, "
-        f"seed {plan.seed}.",
+        f"{plan.experiment.rounds} rounds, {active} of {len(plan.clients)} clients active in each, {plan.workers} workers, "
+        f"seed {plan.experiment.seed}.",
         f"Numbers a round: {cost} (N public samples, C classes, K clients, P parameters){opinion}.",
         "Nothing was trained.",
     ]

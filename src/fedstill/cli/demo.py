@@ -16,11 +16,11 @@ from fedstill.data.partition import PartitionSpec
 from fedstill.engines.runner import begin_or_finish
 from fedstill.models import ModelSpec
 from fedstill.parties.party import TrainSettings
-from fedstill.plan.plan import SERVER
 from fedstill.results.compare import compare, load_runs
 from fedstill.results.progress import Progress
 from fedstill.results.record import Record
 from fedstill.results.table import render
+from fedstill.wire.messages import SERVER
 
 Method = str | dict[str, str]
 
@@ -58,7 +58,7 @@ def demo(console: Console, out: Path, full: bool = False) -> float:
             folder = out / chosen.name / f"seed-{seed}"
             if not full and folder.exists():
                 shutil.rmtree(folder)
-            title = f"{chosen.make_algorithm().title}, seed {seed}: " if full else f"{chosen.make_algorithm().title}: "
+            title = f"{chosen.method.title}, seed {seed}: " if full else f"{chosen.method.title}: "
             with Progress(console, title, tells_corpus=not records) as tell:
                 record = begin_or_finish(chosen, folder, tell=tell)
             records.setdefault(chosen.name, []).append(record)

@@ -7,12 +7,16 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import pkgutil
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeVar
 
 from fedstill.common.errors import FedstillError
+
+T = TypeVar("T")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -91,6 +95,16 @@ def _module_from_file(file: Path) -> Any:
         del sys.modules[name]
         raise
     return module
+
+
+def classes_in(package: ModuleType, base: type[T]) -> dict[str, type[T]]:
+    """The classes of that kind in a package's modules, by name; the base itself is not among them."""
+    found: dict[str, type[T]] = {}
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        for value in vars(importlib.import_module(module.name)).values():
+            if isinstance(value, type) and issubclass(value, base) and value is not base:
+                found[value.__name__] = value
+    return found
 
 
 def check_options(cls: type, options: Mapping[str, Any], fixed: Collection[str] = ()) -> None:

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Discriminator,
+    Field,
+    PrivateAttr,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from fedstill import algorithms
 from fedstill.algorithms.base import Algorithm
@@ -22,6 +32,8 @@ from fedstill.learning.fast import Fast
 from fedstill.learning.phases import PhaseSettings
 from fedstill.models import ModelSpec
 from fedstill.parties.party import PartySpec, TrainSettings
+from fedstill.wire import codecs
+from fedstill.wire.codecs import Codecs
 
 S = TypeVar("S", bound=Settings)
 
@@ -57,6 +69,16 @@ class MemorySpec(Settings):
     def _readable(cls, value: str | None) -> str | None:
         bytes_of(value)
         return value
+
+
+class WireSpec(Settings):
+    """How opinions and parameters travel: a codec by name, or {name: ..., option: value}; null is the method's own.
+
+    `fp32` is as they are, `bf16` and `fp16` halve the bytes, `quantised` and `low_rank` have options.
+    """
+
+    opinions: str | dict[str, Any] | None = None
+    parameters: str | dict[str, Any] | None = None
 
 
 def _kind_of_clients(value: Any) -> str:
@@ -121,6 +143,9 @@ class Experiment(Settings):
     memory: MemorySpec = MemorySpec()
     save_every: int = Field(1, ge=1)
     """Rounds from one checkpoint to the next."""
+    wire: WireSpec = WireSpec()
+
+    _method: Algorithm | None = PrivateAttr(None)
 
     @field_validator("labels")
     @classmethod
@@ -147,7 +172,8 @@ class Experiment(Settings):
     @model_validator(mode="after")
     def _checked(self) -> Experiment:
         checks: list[tuple[Sequence[str | int], Callable[[], object]]] = [
-            (["algorithm"], self.make_algorithm),
+            (["algorithm"], lambda: self.method),
+            (["wire"], self.codecs),
             (["server"], self.server.check),
         ]
         if isinstance(self.clients, ModelSpec):
@@ -163,9 +189,22 @@ class Experiment(Settings):
                 raise Misplaced(path, error) from error
         return self
 
-    def make_algorithm(self) -> Algorithm:
-        """The algorithm as an object."""
-        return algorithms.make(self.algorithm)
+    @property
+    def method(self) -> Algorithm:
+        """The algorithm as an object, made once."""
+        if self._method is None:
+            self._method = algorithms.make(self.algorithm)
+        return self._method
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Without the algorithm: a class of a user's own is not found in another process before it is loaded there."""
+        return super().__getstate__() | {"__pydantic_private__": {"_method": None}}
+
+    def codecs(self) -> Codecs:
+        """How messages travel: as said here, else as the method does it by itself."""
+        own = self.method.codecs
+        chosen = {kind: getattr(self.wire, kind) for kind in ("opinions", "parameters")}
+        return replace(own, **{kind: codecs.make(spec) for kind, spec in chosen.items() if spec is not None})
 
     def server_spec(self) -> PartySpec:
         """The server's model and settings."""

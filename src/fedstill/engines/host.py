@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
 
 import torch
 from safetensors.torch import load, save, save_file
 
-from fedstill import algorithms
-from fedstill.algorithms.base import Algorithm
 from fedstill.common.errors import FedstillError
+from fedstill.common.events import Rested, Tell
 from fedstill.common.files import FileReference, file_name
 from fedstill.engines.checkpoint import folder_of
+from fedstill.engines.hosting import Request
 from fedstill.engines.seconds import Slip
 from fedstill.learning.fast import card
 from fedstill.learning.fast.card import WIDEST
 from fedstill.learning.precision import choose_device
 from fedstill.parties.client import Client
 from fedstill.parties.party import Party
+from fedstill.plan.agreement import verb_of
 from fedstill.plan.plan import Plan
-from fedstill.wire.messages import Hello, Message, decode, encode
+from fedstill.wire.crossing import Crossing, Leaving
 
 
 class Host:
     """Runs verbs on its clients. The least recently used over the limits sleep on the host, or on disk."""
 
-    def __init__(self, plan: Plan, limit_bytes: int | None, tell: Callable[[dict[str, Any]], None]) -> None:
-        self.plan, self.limit_bytes, self.tell = plan, limit_bytes, tell
-        self.algorithm = algorithms.make(plan.algorithm)
-        self.types = message_types(self.algorithm)
+    def __init__(self, plan: Plan, tell: Tell, leaving: Sequence[Leaving] = ()) -> None:
+        self.plan, self.tell, self.leaving = plan, tell, leaving
+        self.algorithm = plan.experiment.method
         self.awake: OrderedDict[str, Client] = OrderedDict()
         self.dozing: set[str] = set()
         """Those of them whose models were moved from the GPU to the host."""
@@ -52,31 +53,46 @@ class Host:
         """Clients that are at work at the same time."""
         self.number = secrets.randbits(63)
 
+    def answer(self, request: Request) -> bytes:
+        """What is asked for, as bytes."""
+        if request.what == "call":
+            return self.call(request.client, request.payload)
+        if request.what == "save":
+            return json.dumps({name: asdict(file) for name, file in self.save(request.round).items()}).encode()
+        if request.what == "restore":
+            files = json.loads(request.payload)
+            self.restore({name: FileReference(**file) for name, file in files.items()})
+        elif request.what == "export":
+            self.export(request.client)
+        return b""
+
     def call(self, name: str, raw: bytes) -> bytes:
         """Run the verb in the envelope on a client; the reply carries its metrics and notes, and a slip."""
-        parcel = decode(raw, self.types)
         if name in self.closed:
             raise FedstillError(f"{name} has closed: `close` is the last verb that a client can hear.")
         started = time.perf_counter()
         client = self._wake(name)
+        crossing = Crossing(self.plan.agreement, client, leaving=self.leaving)
+        parcel = crossing.call(raw)
         self._enter(client, parcel.envelope["round"])
         verb = parcel.envelope["verb"]
         client.seconds.clear()
         awake, waited_s = time.perf_counter(), card.waited_s()
         try:
             message = verb_of(self.algorithm, verb)(self.algorithm, client, parcel.message)
+            done = time.perf_counter()
+            metrics, client.metrics = client.metrics, []
+            notes, client.notes = client.notes, []
+            envelope = {"round": client.round, "metrics": metrics, "notes": notes}
+            reply = crossing.answer(message, envelope, client.round)
         except BaseException:
             self._go_back(name)
             raise
-        done = time.perf_counter()
         if verb != "hello":
             self.changed.add(name)
         if verb == "close":
             self.closed.add(name)
-        metrics, client.metrics = client.metrics, []
-        notes, client.notes = client.notes, []
-        reply = encode(message, {"round": client.round, "metrics": metrics, "notes": notes})
-        self.tell({"party": name, "phase": "done", "seconds": time.perf_counter() - started})
+        self.tell(Rested(name))
         encoded = time.perf_counter()
         self._make_room(except_for=name)
         built = client.seconds.get("building", 0.0)
@@ -87,7 +103,11 @@ class Host:
     @property
     def at_once(self) -> int:
         """How many clients can be called at the same time: several where a GPU can stack their phases."""
-        return WIDEST if self.plan.fast.graphs and choose_device(self.plan.device).type == "cuda" else 1
+        return (
+            WIDEST
+            if self.plan.experiment.fast.graphs and choose_device(self.plan.experiment.device).type == "cuda"
+            else 1
+        )
 
     def save(self, round: int) -> dict[str, FileReference]:
         """Bring every changed client's state to disk; the files of all clients that have one."""
@@ -115,7 +135,7 @@ class Host:
         if round != self.round:
             self.round = round
             self.before.clear()
-        if self.plan.quorum < 1 and client.name not in self.before:
+        if self.plan.experiment.quorum < 1 and client.name not in self.before:
             if client.name in self.changed:
                 self._store(client.name, client.round)
             self.before[client.name] = self.files.get(client.name)
@@ -149,7 +169,7 @@ class Host:
             self.awake[name].move(torch.device("cpu"))
             self.dozing.add(name)
             self._weigh(name)
-        for name in in_excess(self._bytes_on("cpu"), self.limit_bytes, staying):
+        for name in in_excess(self._bytes_on("cpu"), self.plan.host_bytes, staying):
             if name in self.closed:
                 self.export(name)
                 continue
@@ -173,40 +193,13 @@ class Host:
 
 
 def in_excess(bytes: Mapping[str, int], limit: int | None, staying: Collection[str]) -> list[str]:
-    """Who must go, the first first, for the others to fit; those who are staying never do."""
+    """Who must go, in the given order, for the others to fit; those who are staying never do."""
     left, going = sum(bytes.values()), []
     for name, own in bytes.items():
         if limit is not None and left > limit and name not in staying:
             going.append(name)
             left -= own
     return going
-
-
-def message_types(algorithm: Algorithm) -> dict[str, type[Message]]:
-    """What may travel for this algorithm."""
-    types: list[type[Message]] = [Hello, *algorithm.messages]
-    return {cls.__name__: cls for cls in types}
-
-
-def verb_of(algorithm: Algorithm, verb: str) -> Callable[..., Message | None]:
-    """The method of the algorithm's class that a call names; nothing else can be called."""
-    method = getattr(type(algorithm), verb, None)
-    if verb.startswith("_") or not callable(method):
-        raise FedstillError(f"{type(algorithm).__name__} has no verb {verb!r}.")
-    return method  # type: ignore[no-any-return]
-
-
-def owed(algorithm: Algorithm, verb: str) -> tuple[type[Message], ...]:
-    """The kinds of message that a verb's method promises to return; of a turn, those that `opine` does."""
-    for method in (verb_of(algorithm, verb), algorithm.opine) if verb == "turn" else (verb_of(algorithm, verb),):
-        try:
-            promised = get_type_hints(method).get("return", Message)
-        except NameError:  # a user's own class may name what is there for type checkers only
-            continue
-        kinds = tuple(k for k in get_args(promised) or (promised,) if isinstance(k, type) and issubclass(k, Message))
-        if kinds and Message not in kinds:
-            return kinds
-    return (Message,)
 
 
 def write_state(run: Path, party: Party, round: int) -> FileReference:

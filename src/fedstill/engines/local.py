@@ -2,109 +2,95 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 
 from fedstill.common.errors import FedstillError
+from fedstill.common.events import Event, Tell
 from fedstill.engines import processes
-from fedstill.engines.engine import Tell
+from fedstill.engines.books import Books
 from fedstill.engines.host import Host
-from fedstill.engines.journal import Journal
+from fedstill.engines.hosting import Outcome, Pipe, Request, outcome, serve
 from fedstill.engines.processes import STOP_S, follow_parent, how_it_died, stop
-from fedstill.engines.sharing import Request, SharingEngine, answer, answer_all, share_out
+from fedstill.engines.sharing import SharingEngine, answer_all, share_out
 from fedstill.plan.plan import Plan
 
 
-class LocalEngine(SharingEngine["_Host"]):
+class LocalEngine(SharingEngine["_Where"]):
     """Clients in this process, or in workers that each host a share of them."""
 
-    def __init__(self, plan: Plan, journal: Journal, tell: Tell) -> None:
-        torch.set_num_threads(plan.threads)
-        super().__init__(plan, journal, tell)
+    def __init__(self, plan: Plan, books: Books) -> None:
+        torch.set_num_threads(plan.experiment.threads)
+        super().__init__(plan, books)
         shares = share_out(plan, plan.workers)
         if len(shares) == 1:
-            self.hosts: list[_Host] = [_Here(plan, tell)]
+            self.hosts: list[_Where] = [Host(plan, books.tell)]
         else:
-            self.hosts = [_Worker(plan, len(shares), tell) for _ in shares]
+            self.hosts = [_Worker(plan, len(shares), books.tell) for _ in shares]
         self.host_of = {name: host for host, names in zip(self.hosts, shares, strict=True) for name in names}
 
     def close(self) -> None:
         for host in self.hosts:
-            host.close()
+            if isinstance(host, _Worker):
+                host.close()
 
-    def work(self, requests: Mapping[_Host, deque[Request]]) -> Iterator[tuple[Request, bytes | str]]:
+    def work(self, requests: Mapping[_Where, deque[Request]]) -> Iterator[tuple[Request, Outcome]]:
         busy: dict[Any, tuple[_Worker, Request]] = {}
         for host, queue in requests.items():
-            if isinstance(host, _Here):
-                yield from answer_all(host.host, list(queue))
+            if isinstance(host, Host):
+                yield from answer_all(host, list(queue))
             elif queue:
-                busy[host.pipe] = (host, host.begin(queue.popleft()))
+                busy[host.pipe.connection] = (host, host.begin(queue.popleft()))
         while busy:
-            for pipe in wait(list(busy)):
-                worker, request = busy[pipe]
-                outcome = worker.hear()
-                if outcome is None:
+            for connection in wait(list(busy)):
+                worker, request = busy[connection]
+                heard = worker.hear()
+                if isinstance(heard, Event):
+                    self.books.tell(heard)
                     continue
-                del busy[pipe]
+                del busy[connection]
                 if requests[worker]:
-                    busy[pipe] = (worker, worker.begin(requests[worker].popleft()))
-                yield request, outcome
-
-
-class _Here:
-    """A host in this very process."""
-
-    def __init__(self, plan: Plan, tell: Tell) -> None:
-        self.host = Host(plan, plan.host_bytes, tell)
-
-    def close(self) -> None:
-        pass
+                    busy[connection] = (worker, worker.begin(requests[worker].popleft()))
+                yield request, heard
 
 
 class _Worker:
     """A host in a process of its own."""
 
     def __init__(self, plan: Plan, workers: int, tell: Tell) -> None:
-        self.tell = tell
         self.is_busy = False
-        limit, own = (None if whole is None else whole // workers for whole in (plan.host_bytes, plan.device_bytes))
-        plan = replace(plan, device_bytes=own)
+        host, device = (None if whole is None else whole // workers for whole in (plan.host_bytes, plan.device_bytes))
+        plan = replace(plan, host_bytes=host, device_bytes=device)
         how = processes.context(["fedstill.engines.local"])
-        self.pipe, other = how.Pipe()
-        self.process = how.Process(target=_serve, args=(other, plan, limit), daemon=True)
+        here, there = how.Pipe()
+        self.pipe = Pipe(here)
+        self.process = how.Process(target=_live, args=(there, plan), daemon=True)
         self.process.start()
-        other.close()
+        there.close()
 
     def begin(self, request: Request) -> Request:
-        kind, name, raw = request
         self.is_busy = True
         try:
-            self.pipe.send_bytes(json.dumps([kind, name]).encode())
-            self.pipe.send_bytes(raw)
+            self.pipe.send(request)
         except OSError as error:
             raise self._died() from error
         return request
 
-    def hear(self) -> bytes | str | None:
-        """A reply, the reason of a failure, or None when it was only progress."""
+    def hear(self) -> Outcome | Event:
         try:
-            kind: bytes = self.pipe.recv_bytes()
-            raw: bytes = self.pipe.recv_bytes()
+            heard = self.pipe.hear()
         except (EOFError, OSError) as error:
             raise self._died() from error
-        if kind == b"p":
-            self.tell(json.loads(raw))
-            return None
-        self.is_busy = False
-        return raw if kind == b"r" else raw.decode()
+        self.is_busy = isinstance(heard, Event)
+        return heard
 
     def _died(self) -> FedstillError:
         self.process.join(STOP_S)
@@ -112,37 +98,23 @@ class _Worker:
         return FedstillError(f"a worker process died ({how}). Go on from the last checkpoint with --resume.")
 
     def close(self) -> None:
-        self.pipe.close()
+        self.pipe.connection.close()
         if not self.is_busy:  # an idle worker ends by itself when its pipe closes
             self.process.join(STOP_S)
         stop([self.process])
 
 
-_Host = _Here | _Worker
+_Where = Host | _Worker
 
 
-def _serve(pipe: Connection, plan: Plan, limit_bytes: int | None) -> None:
-    """A worker's life: requests one after the other until the pipe closes."""
+def _live(connection: Connection, plan: Plan) -> None:
+    """A worker's life."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=follow_parent, daemon=True).start()
-    torch.set_num_threads(plan.threads)
+    torch.set_num_threads(plan.experiment.threads)
 
-    def tell(event: dict[str, Any]) -> None:
-        _send(pipe, b"p", json.dumps(event).encode())
+    def make(tell: Tell) -> Callable[[Request], Outcome]:
+        return partial(outcome, Host(plan, tell).answer)
 
-    host = Host(plan, limit_bytes, tell)
-    while True:
-        try:
-            kind, name = json.loads(pipe.recv_bytes())
-            reply = answer(host, (kind, name, pipe.recv_bytes()))
-            _send(pipe, *((b"f", reply.encode()) if isinstance(reply, str) else (b"r", reply)))
-        except (EOFError, OSError) as error:
-            if isinstance(error, EOFError | BrokenPipeError | ConnectionError):
-                return
-            _send(pipe, b"f", str(error).encode())
-
-
-def _send(pipe: Connection, kind: bytes, raw: bytes) -> None:
-    pipe.send_bytes(kind)
-    pipe.send_bytes(raw)
+    serve(connection, make)

@@ -26,7 +26,8 @@ import torch
 import torch.distributed as dist
 
 from fedstill.common.errors import FedstillError
-from fedstill.engines.sharing import Request, in_words
+from fedstill.common.events import Event, Tell, from_json, tell_nobody, to_json
+from fedstill.engines.hosting import Outcome, Reason, Request, in_words
 
 BEAT_S = 5.0
 SILENCE_S = 300.0
@@ -41,7 +42,7 @@ NOTICE_S = 0.5
 SAME = -1
 """Instead of a length: the bytes are those of the last message that had some."""
 
-current: Conductor | None = None
+current: FirstRank | None = None
 """In rank 0 of a command that torchrun started."""
 
 
@@ -174,24 +175,24 @@ def _tensor(raw: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
 
 
-class Conductor:
+class FirstRank:
     """Rank 0's side: gives the others their work and hears of their deaths."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self.tell: Callable[[dict[str, Any]], None] = lambda event: None
+        self.tell: Tell = tell_nobody
         self.turn = 0
         self.todo: dict[int, deque[Request]] = {}
         self.doing: dict[int, Request] = {}
         self.changing = threading.Lock()
-        self.inbox: SimpleQueue[tuple[int, Request, bytes | str] | None] = SimpleQueue()
+        self.inbox: SimpleQueue[tuple[int, Request, Outcome] | None] = SimpleQueue()
         self.lost: dict[int, str] = {}
         self.is_stopping = False
         self.lines = {rank: self._line(rank) for rank in range(1, place.ranks)}
 
     def work(
-        self, requests: Mapping[int, deque[Request]], own: Callable[[Request], bytes | str]
-    ) -> Iterator[tuple[Request, bytes | str]]:
+        self, requests: Mapping[int, deque[Request]], own: Callable[[Request], Outcome]
+    ) -> Iterator[tuple[Request, Outcome]]:
         """Keep every rank busy, this one too, until its queue is empty; yields requests with their outcome."""
         with self.changing:
             self.turn += 1  # what is still under way from a call that failed is nobody's any more
@@ -241,12 +242,12 @@ class Conductor:
         def heard(words: list[Any], raw: bytes) -> None:
             kind, about = words
             if kind == "progress":
-                self.tell(about)
+                self.tell(from_json(about))
                 return
             with self.changing:
                 if about != self.turn:
                     return
-                self.inbox.put((about, self.doing[rank], raw if kind == "reply" else raw.decode()))
+                self.inbox.put((about, self.doing[rank], raw if kind == "reply" else Reason(raw.decode())))
             self._next(rank)
 
         def broke(reason: str) -> None:
@@ -262,8 +263,7 @@ class Conductor:
                 return
             turn, request = self.turn, self.todo[rank].popleft()
             self.doing[rank] = request
-        kind, name, raw = request
-        self.lines[rank].send([turn, kind, name], raw)
+        self.lines[rank].send([turn, request.header], request.payload)
 
 
 class Follower:
@@ -277,23 +277,23 @@ class Follower:
             signal.signal(number, self._end_soon)
         self.line = Line(0, self._heard, self._end)
 
-    def serve(self, answer: Callable[[Request], bytes | str]) -> None:
+    def serve(self, answer: Callable[[Request], Outcome]) -> None:
         """Answer requests for as long as the process lives."""
         while True:
             turn, request = self.requests.get()
-            outcome = answer(request)
-            kind, raw = ("failure", outcome.encode()) if isinstance(outcome, str) else ("reply", outcome)
+            came = answer(request)
+            kind, raw = ("failure", came.sentence.encode()) if isinstance(came, Reason) else ("reply", came)
             self.line.send([kind, turn], raw)
 
-    def tell(self, event: dict[str, Any]) -> None:
+    def tell(self, event: Event) -> None:
         """Progress, for whoever looks at rank 0."""
-        self.line.send(["progress", event])
+        self.line.send(["progress", to_json(event)])
 
     def _heard(self, words: list[Any], raw: bytes) -> None:
         if words[0] == "quit":
             _exit(words[1])
-        turn, kind, name = words
-        self.requests.put((turn, (kind, name, raw)))
+        turn, header = words
+        self.requests.put((turn, Request.of(header, raw)))
 
     def _end(self, reason: str) -> None:
         """Rank 0 is gone, which one of the others says."""
@@ -335,7 +335,7 @@ def join(place: Place) -> None:
 def conducting(place: Place) -> Iterator[None]:
     """Inside, rank 0 has the others at its disposal; afterwards they end as it does."""
     global current
-    current = Conductor(place)
+    current = FirstRank(place)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, current.stop)
     code = 1

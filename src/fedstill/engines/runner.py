@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,15 @@ from typing import Any
 from safetensors.numpy import save
 
 from fedstill.common.errors import FedstillError
+from fedstill.common.events import Begun, Finished, Noted, Preparing, Tell, tell_nobody
 from fedstill.common.files import write_whole
 from fedstill.config.experiment import Experiment, load_experiment
+from fedstill.data.corpus import Corpus
 from fedstill.engines import checkpoint, ranks, torchrun
+from fedstill.engines.books import Books
 from fedstill.engines.checkpoint import Manifest
-from fedstill.engines.engine import Engine, Tell
+from fedstill.engines.conductor import Conductor
+from fedstill.engines.engine import Engine
 from fedstill.engines.journal import Journal
 from fedstill.engines.local import LocalEngine
 from fedstill.engines.ranks import Place
@@ -26,15 +30,16 @@ from fedstill.engines.torchrun import TorchrunEngine
 from fedstill.plan.plan import Plan
 from fedstill.plan.prepare import changed_keys, prepare
 from fedstill.results.record import Record, write_summary
+from fedstill.wire.messages import SERVER
 
-MakeEngine = Callable[[Plan, Journal, Tell], Engine]
+MakeEngine = Callable[[Plan, Books], Engine]
 
 
 def run(
     experiment: Experiment,
     out: str | Path | None = None,
     force: bool = False,
-    tell: Tell = lambda event: None,
+    tell: Tell = tell_nobody,
 ) -> Record:
     """Run an experiment into a folder (`runs/<name>/seed-<n>` unless given) and return its record."""
     folder = Path(out) if out is not None else Path("runs") / experiment.name / f"seed-{experiment.seed}"
@@ -49,23 +54,23 @@ def run(
             "engine=local it runs in processes of this machine; the numbers are the same."
         )
     _make_room(folder, force, experiment)
-    tell({"preparing": str(folder)})
+    tell(Preparing(str(folder)))
     with _explaining(folder):
         experiment, plan, corpus = prepare(experiment, folder.resolve())
         write_whole(folder / "partition.safetensors", save(plan.partition.to_arrays()))
         write_whole(folder / "experiment.yaml", experiment.to_yaml().encode())  # last: from here on there is a run
-        tell({"plan": plan, "corpus": corpus, **_ranks(plan)})
+        tell(_begun(plan, corpus))
         return conduct(plan, folder, tell, after=None)
 
 
-def resume(folder: str | Path, tell: Tell = lambda event: None) -> Record:
+def resume(folder: str | Path, tell: Tell = tell_nobody) -> Record:
     """Go on with an interrupted run; its end is the one it would have had."""
     folder = Path(folder)
     if not (folder / "experiment.yaml").exists():
         raise FedstillError(f"{folder} holds no run to go on with: there is no experiment.yaml in it.")
     if Record(folder).is_finished:
         raise FedstillError(f"{folder} is finished; look at it with: fedstill compare {folder}")
-    tell({"preparing": str(folder)})
+    tell(Preparing(str(folder)))
     experiment = load_experiment(folder / "experiment.yaml")
     if experiment.engine == "flare":
         raise FedstillError(f"{folder} is a federation's: `fedstill federation submit` goes on with it at the centre.")
@@ -79,23 +84,21 @@ def resume(folder: str | Path, tell: Tell = lambda event: None) -> Record:
         experiment, plan, corpus = prepare(experiment, folder.resolve())
     manifest, passed = checkpoint.latest(folder)
     for sentence in passed:
-        tell({"note": sentence})
+        tell(Noted(sentence))
     if manifest is not None:
         refuse_changes(folder, manifest, plan)
     with _explaining(folder):
-        tell({"plan": plan, "corpus": corpus, "after": manifest.round if manifest else 0, **_ranks(plan)})
+        tell(_begun(plan, corpus, manifest))
         return conduct(plan, folder, tell, after=manifest)
 
 
-def begin_or_finish(
-    experiment: Experiment, folder: Path, force: bool = False, tell: Tell = lambda event: None
-) -> Record:
+def begin_or_finish(experiment: Experiment, folder: Path, force: bool = False, tell: Tell = tell_nobody) -> Record:
     """Run an experiment, or go on with it where it was begun in that folder; what is finished stays as it is."""
     if force or differences(experiment, folder) != []:
         return run(experiment, folder, force, tell)
     if not Record(folder).is_finished:
         return resume(folder, tell)
-    tell({"already": str(folder)})
+    tell(Finished(str(folder), was_before=True))
     return Record(folder)
 
 
@@ -122,36 +125,60 @@ def conduct(plan: Plan, folder: Path, tell: Tell, after: Manifest | None, make: 
     journal = Journal(folder)
     try:
         journal.cut(after.offsets if after is not None else {})
-        engine, stopping = (
-            (make or _engine)(plan, journal, tell),
-            nullcontext() if ranks.current else stopping_on_sigterm(),
-        )
+        books = Books(journal, tell)
+        engine = (make or _engine)(plan, books)
         try:
-            with stopping:
-                engine.conduct(after)
+            conductor = Conductor(plan, books, engine)
+            with nullcontext() if ranks.current else stopping_on_sigterm():
+                conductor.conduct(after)
             journal.offsets()
-            record = Record(folder)
-            write_summary(record, plan, engine.algorithm, dict(engine.ledger.totals), engine.seconds)
+            write_summary(Record(folder), plan, dict(books.ledger.totals), conductor.seconds)
         finally:
             engine.close()
     finally:
         journal.close()
     checkpoint.clear(folder)
-    tell({"finished": str(folder)})
+    tell(Finished(str(folder)))
     return Record(folder)
 
 
-def _engine(plan: Plan, journal: Journal, tell: Tell) -> Engine:
+def _engine(plan: Plan, books: Books) -> Engine:
     if ranks.current is not None and _ranks(plan):
-        return TorchrunEngine(plan, journal, tell, ranks.current)
-    return LocalEngine(plan, journal, tell)
+        return TorchrunEngine(plan, books, ranks.current)
+    return LocalEngine(plan, books)
 
 
-def _ranks(plan: Plan) -> dict[str, int]:
-    """How many there are, where they do the work: a single one leaves it to workers unless told otherwise."""
-    if ranks.current is None or (ranks.current.place.ranks == 1 and plan.experiment["engine"] == "local"):
-        return {}
-    return {"ranks": ranks.current.place.ranks}
+def _ranks(plan: Plan) -> int:
+    """How many do the work: a single one leaves it to workers unless told otherwise."""
+    if ranks.current is None or (ranks.current.place.ranks == 1 and plan.experiment.engine == "local"):
+        return 0
+    return ranks.current.place.ranks
+
+
+def _begun(plan: Plan, corpus: Corpus, after: Manifest | None = None) -> Begun:
+    return begun(
+        plan,
+        corpus.counts,
+        after.round if after else 0,
+        sum(after.bytes.values()) if after else 0,
+        f"{many} ranks" if (many := _ranks(plan)) else f"{plan.workers} workers",
+    )
+
+
+def begun(plan: Plan, counts: Mapping[str, int], after: int, crossed: int, hosts: str) -> Begun:
+    """What is told when the rounds begin."""
+    models = {SERVER: plan.server.model, **{name: spec.model for name, spec in plan.clients.items()}}
+    return Begun(
+        rounds=plan.experiment.rounds,
+        metric=plan.metrics[0],
+        models={name: str(model) for name, model in models.items()},
+        after=after,
+        bytes=crossed,
+        private=sum(map(len, plan.partition.train.values())),
+        public=len(plan.partition.public),
+        hosts=hosts,
+        corpus=counts,
+    )
 
 
 def _what_counts(experiment: dict[str, Any]) -> dict[str, Any]:
@@ -168,8 +195,8 @@ def _make_room(folder: Path, force: bool, experiment: Experiment) -> None:
         )
     if changed := differences(experiment, folder):
         raise FedstillError(
-            f"{folder} holds an unfinished run of another experiment (it differs in {', '.join(changed[:3])}); over "
-            "with --force, or choose another folder with --out."
+            f"{folder} holds an unfinished run of another experiment (it differs in {', '.join(changed[:3])}); start "
+            "anew with --force, or choose another folder with --out."
         )
     if (folder / "experiment.yaml").exists():
         raise FedstillError(
@@ -182,7 +209,7 @@ def _make_room(folder: Path, force: bool, experiment: Experiment) -> None:
 
 def refuse_changes(folder: Path, manifest: Manifest, plan: Plan) -> None:
     """Refuse to go on with another experiment or corpus than the checkpoint's."""
-    changed = changed_keys(_what_counts(manifest.experiment), _what_counts(dict(plan.experiment)))
+    changed = changed_keys(_what_counts(manifest.experiment), _what_counts(plan.experiment.model_dump(mode="json")))
     if changed:
         raise FedstillError(
             f"{folder}/experiment.yaml was changed since the checkpoint ({', '.join(changed)}): going on would mix two "

@@ -11,23 +11,25 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedstill.common.errors import FedstillError
+from fedstill.common.events import tell_nobody
 from fedstill.common.files import write_whole
-from fedstill.engines.engine import Tell
+from fedstill.engines.books import Books
 from fedstill.engines.host import Host
-from fedstill.engines.journal import Journal
-from fedstill.engines.ranks import Conductor, Follower, Place
-from fedstill.engines.sharing import Request, SharingEngine, answer, in_words, share_out
+from fedstill.engines.hosting import Outcome, Reason, Request, What, outcome
+from fedstill.engines.ranks import FirstRank, Follower, Place
+from fedstill.engines.sharing import SharingEngine, share_out
 from fedstill.plan.plan import Plan
 
 SHARED = ".writing-shared"
 """A file that every rank must find in the run folder."""
-TURNS = ("begin as the first of a machine", "begin")
+TURNS: tuple[What, ...] = ("begin as the first of a machine", "begin")
 LOOK_S = 10.0
 """How long a file may take to appear on another machine of a shared disk."""
 
@@ -35,21 +37,21 @@ LOOK_S = 10.0
 class TorchrunEngine(SharingEngine[int]):
     """Clients on ranks, by their numbers; this is rank 0."""
 
-    def __init__(self, plan: Plan, journal: Journal, tell: Tell, conductor: Conductor) -> None:
-        self.conductor = conductor
-        conductor.tell = tell
-        plan = _for_rank(plan, conductor.place)
-        super().__init__(plan, journal, tell)
-        self.host = Host(plan, plan.host_bytes, tell)
-        self.hosts = range(conductor.place.ranks)
+    def __init__(self, plan: Plan, books: Books, first: FirstRank) -> None:
+        self.first = first
+        first.tell = books.tell
+        plan = _for_rank(plan, first.place)
+        super().__init__(plan, books)
+        self.host = Host(plan, books.tell)
+        self.hosts = range(first.place.ranks)
         self.host_of = {name: rank for rank, names in enumerate(share_out(plan, len(self.hosts))) for name in names}
         self._begin()
 
-    def work(self, requests: Mapping[int, deque[Request]]) -> Iterator[tuple[Request, bytes | str]]:
-        return self.conductor.work(requests, lambda request: answer(self.host, request))
+    def work(self, requests: Mapping[int, deque[Request]]) -> Iterator[tuple[Request, Outcome]]:
+        return self.first.work(requests, partial(outcome, self.host.answer))
 
     def close(self) -> None:
-        self.conductor.tell = lambda event: None
+        self.first.tell = tell_nobody
 
     def _begin(self) -> None:
         """Every rank reads the experiment from the run folder; one a machine first, so that it tokenises only once."""
@@ -59,11 +61,11 @@ class TorchrunEngine(SharingEngine[int]):
         same = {"corpus": self.plan.corpus_fingerprint, "public": self.plan.public_fingerprint}
         raw = json.dumps({"folder": str(self.plan.folder), "token": token, **same}).encode()
         try:
-            for kind in TURNS:
-                requests = {rank: deque([(kind, "", raw)]) for rank in self.hosts if rank}
-                for _, outcome in self.work(requests):
-                    if isinstance(outcome, str):
-                        raise FedstillError(outcome)
+            for what in TURNS:
+                requests = {rank: deque([Request(what, payload=raw)]) for rank in self.hosts if rank}
+                for _, came in self.work(requests):
+                    if isinstance(came, Reason):
+                        raise FedstillError(came.sentence)
         finally:
             shared.unlink(missing_ok=True)
 
@@ -73,32 +75,30 @@ def follow(place: Place, plan_of: Callable[[Path], Plan]) -> None:
     follower = Follower(place)
     host: Host | None = None
 
-    def reply(request: Request) -> bytes | str:
+    def reply(request: Request) -> bytes:
         nonlocal host
-        kind, _, raw = request
-        try:
-            if kind in TURNS:
-                if kind != TURNS[min(place.local_rank, 1)]:
-                    return b""
-                host = None  # before the next one's models come
-                about = json.loads(raw)
-                folder = Path(about["folder"])
-                again = place.command(f"run --resume {folder}")
-                follower.advice = f"The last checkpoint is whole; go on with: {again}"
-                plan = _for_rank(_same_plan(folder, about, plan_of), place)
-                host = Host(plan, plan.host_bytes, follower.tell)
-                return b""
+        if request.what not in TURNS:
             assert host is not None
-            return answer(host, request)
-        except FedstillError as error:
-            reason = str(error)
-        except OSError as error:
-            reason = f"{error.filename} cannot be used ({os.strerror(error.errno or 0)})."
-        except Exception as error:  # rank 0 says it
-            reason = in_words(error)
-        return f"rank {place.rank} on {socket.gethostname()}: {reason}"
+            return host.answer(request)
+        if request.what == TURNS[min(place.local_rank, 1)]:
+            host = None  # before the next one's models come
+            about = json.loads(request.payload)
+            folder = Path(about["folder"])
+            again = place.command(f"run --resume {folder}")
+            follower.advice = f"The last checkpoint is whole; go on with: {again}"
+            host = Host(_for_rank(_same_plan(folder, about, plan_of), place), follower.tell)
+        return b""
 
-    follower.serve(reply)
+    def answer(request: Request) -> Outcome:
+        try:
+            came = outcome(reply, request)
+        except OSError as error:
+            came = Reason(f"{error.filename} cannot be used ({os.strerror(error.errno or 0)}).")
+        if isinstance(came, Reason) and request.what != "call":
+            return Reason(f"rank {place.rank} on {socket.gethostname()}: {came.sentence}")
+        return came
+
+    follower.serve(answer)
 
 
 def see_shared(folder: Path, token: str, wait_s: float = LOOK_S) -> None:
@@ -128,11 +128,12 @@ def _same_plan(folder: Path, about: Mapping[str, Any], plan_of: Callable[[Path],
 
 def _for_rank(plan: Plan, place: Place) -> Plan:
     """The plan with this rank's device, and its part of the machine's memory and of a GPU's that ranks share."""
-    torch.set_num_threads(plan.threads)
-    device = place.device(plan.device)
+    torch.set_num_threads(plan.experiment.threads)
+    device = place.device(plan.experiment.device)
     if device.startswith("cuda:") and torch.cuda.is_available():
         torch.cuda.set_device(device)  # nothing of it on the first GPU, which belongs to another rank
     host_bytes = None if plan.host_bytes is None else plan.host_bytes // place.local_ranks
     together = math.ceil(place.local_ranks / max(1, torch.cuda.device_count()))
     device_bytes = None if plan.device_bytes is None else plan.device_bytes // together
-    return replace(plan, device=device, host_bytes=host_bytes, device_bytes=device_bytes)
+    experiment = plan.experiment.model_copy(update={"device": device})
+    return replace(plan, experiment=experiment, host_bytes=host_bytes, device_bytes=device_bytes)

@@ -163,7 +163,7 @@ def refuse_other_kinds(spec: CorpusSpec) -> None:
 def _federated(job: Job, device: str, threads: int | None = None) -> tuple[Experiment, Algorithm]:
     """The job's experiment as one machine runs it, and its algorithm, if a federation can run that."""
     experiment = job.settled()
-    algorithm = experiment.make_algorithm()
+    algorithm = experiment.method
     refuse_impossible(algorithm, job)
     own = {"engine": "flare", "client_tests": "own", "workers": 1, "device": device}
     return experiment.model_copy(update={**own, "threads": threads or experiment.threads}), algorithm

@@ -41,7 +41,7 @@ def make_job(centre: Centre, experiment: Experiment) -> Job:
     job = Job.make(experiment, fingerprint, public.samples, len(public.texts) - public.samples, sites, VERSION)
     if not isinstance(experiment.clients, dict):
         experiment.client_specs(job.sites)
-    refuse_impossible(experiment.make_algorithm(), job)
+    refuse_impossible(experiment.method, job)
     return job
 
 

@@ -15,9 +15,8 @@ from fedstill.common.plugins import nearest
 from fedstill.data.partition import Partition
 from fedstill.papers.grid import Grid, GridRun
 from fedstill.papers.side_by_side import MISSING, Outcomes, SideBySide, finished, label
-from fedstill.plan.plan import SERVER
 from fedstill.results.record import Record
-from fedstill.wire.messages import WIDTHS, Width
+from fedstill.wire.messages import SERVER, WIDTHS, Width
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ class Account:
             raise FedstillError(f"rows: no formula is known for {name}; {nearest(name, COSTS)}")
         # What several clients receive is one line with its bytes written once: a plain sum counts the downlink once.
         payload = sum(line["payload"] for line in Record(run.folder).ledger if line["verb"] != "hello")
-        width: Width = getattr(run.experiment.make_algorithm(), "width", "fp32")
+        width: Width = getattr(run.experiment.method, "width", "fp32")
         return cls(COSTS[name], sizes_of(run), payload // WIDTHS[width].itemsize)
 
     @property

@@ -13,9 +13,9 @@ from fedstill.common.errors import FedstillError
 from fedstill.common.files import write_whole
 from fedstill.papers.grid import Grid
 from fedstill.papers.side_by_side import MISSING, Outcomes, SideBySide, finished, label
-from fedstill.plan.plan import SERVER
 from fedstill.results.record import Metric, Record
 from fedstill.results.runs import POOLED, Run
+from fedstill.wire.messages import SERVER
 
 Curve = Mapping[int, float]
 """A score by round, or a loss by step."""

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.randomness import key
+from fedstill.config.experiment import Experiment
 from fedstill.data.corpus import Ints
 from fedstill.data.examples import Examples, Store
 from fedstill.data.images import ImageStore
 from fedstill.data.partition import Partition
 from fedstill.data.tokens import TokenStore
-from fedstill.learning.fast import Fast, accelerate
+from fedstill.learning.fast import accelerate
 from fedstill.learning.precision import choose_device, choose_precision
 from fedstill.models import Model, ModelSpec, build
 from fedstill.models.build import Shape
@@ -28,8 +29,9 @@ from fedstill.parties.client import Client
 from fedstill.parties.evaluation import Evaluation
 from fedstill.parties.party import Party, PartyData, PartySpec, Surroundings
 from fedstill.parties.server import Server
-
-SERVER = "server"
+from fedstill.plan.agreement import agree
+from fedstill.wire.crossing import Agreement
+from fedstill.wire.messages import SERVER
 
 
 @dataclass(frozen=True)
@@ -37,24 +39,14 @@ class Plan:
     """Everything about a run that does not change while it runs. Plain data: it crosses to worker processes."""
 
     folder: Path
-    seed: int
-    rounds: int
-    participation: float
-    quorum: float
-    threads: int
+    experiment: Experiment
+    """Resolved, with its labels."""
     workers: int
-    device: str
-    precision: Literal["auto", "fp32", "bf16"]
-    fast: Fast
     device_bytes: int | None
     """Of the clients' models on this process's GPU."""
     host_bytes: int | None
-    save_every: int
-    client_tests: Literal["pooled", "own"]
-    algorithm: Mapping[str, Any]
-    labels: tuple[str, ...]
     metrics: tuple[str, ...]
-    server: PartySpec
+    """The first is the headline."""
     clients: Mapping[str, PartySpec]
     default_tokenizer: str
     stores: Mapping[str, Path]
@@ -71,29 +63,43 @@ class Plan:
     public_fingerprint: str
     test_fingerprint: str
     """Of the pooled test rows and their labels: scores of runs that share it can be compared."""
-    experiment: Mapping[str, Any]
-    """As it stands in the run folder, to recognise a changed one."""
     corpus_fingerprint: str
     tells_label_counts: bool = True
     """Whether the clients here say how many rows of each label they have."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What crosses to a worker process: the fields, and nothing that was computed from them."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
     @property
-    def dimensions(self) -> dict[str, int]:
-        """What the guard reads shapes by."""
-        return {
+    def labels(self) -> tuple[str, ...]:
+        """The classes, in order."""
+        return tuple(self.experiment.labels or ())
+
+    @cached_property
+    def server(self) -> PartySpec:
+        """The server's model and settings."""
+        return self.experiment.server_spec()
+
+    @cached_property
+    def agreement(self) -> Agreement:
+        """What both ends of the crossing know."""
+        sizes = {
             "public": len(self.partition.public),
             "labelled": len(self.partition.labelled),
             "labels": len(self.labels),
         }
+        experiment = self.experiment
+        return agree(experiment.method, sizes, self.public_fingerprint, experiment.rounds, experiment.codecs())
 
     def make_client(self, name: str, tell: Callable[[dict[str, Any]], None]) -> Client:
         """A client in its first state; what it may not see is not in it."""
         sample = self._sample(name)
         store = _pad(self._store(name), sample)
-        pooled = self.partition.test if self.client_tests == "pooled" else {name: self.partition.test[name]}
+        pooled = self.partition.test if self.experiment.client_tests == "pooled" else {name: self.partition.test[name]}
         tests, splits = _join({f"test/{client}": rows for client, rows in pooled.items()})
         splits = {f"test/{name}": splits[f"test/{name}"]}
-        if self.client_tests == "pooled":
+        if self.experiment.client_tests == "pooled":
             splits["test"] = np.arange(len(tests))
         data = PartyData(
             public=Examples(store, self.partition.public),
@@ -167,8 +173,8 @@ class Plan:
         raise FedstillError(f"no party of this experiment has a model of architecture {architecture}.")
 
     def _around(self, tell: Callable[[dict[str, Any]], None]) -> Surroundings:
-        device = choose_device(self.device)
-        return Surroundings(self.seed, device, choose_precision(self.precision, device), tell)
+        device = choose_device(self.experiment.device)
+        return Surroundings(self.experiment.seed, device, choose_precision(self.experiment.precision, device), tell)
 
     def _second_model(self, client: str, first: Model, spec: ModelSpec, name: str) -> Model:
         """A further model for a client, which must read the tokens that the client has."""
@@ -197,9 +203,9 @@ class Plan:
         return self._samples[like]
 
     def _model(self, name: str, spec: PartySpec) -> Model:
-        seed = key(self.seed, 0, name, "model")
+        seed = key(self.experiment.seed, 0, name, "model")
         model = build(spec.model, self.labels, self.default_tokenizer, seed, self.shape)
-        accelerate(model.module, self.fast)
+        accelerate(model.module, self.experiment.fast)
         model.label_tasks = _tensor(self.label_tasks)
         if model.longest is not None and spec.train.max_length > model.longest:
             raise FedstillError(

@@ -21,7 +21,8 @@ from fedstill.data.tokens import store_tokens
 from fedstill.models.build import party_tokenizer
 from fedstill.parties.party import PartySpec
 from fedstill.plan.needs import check_chat, check_needs
-from fedstill.plan.plan import SERVER, Plan, default_workers
+from fedstill.plan.plan import Plan, default_workers
+from fedstill.wire.messages import SERVER
 
 
 def prepare(experiment: Experiment, folder: Path) -> tuple[Experiment, Plan, Corpus]:
@@ -32,7 +33,7 @@ def prepare(experiment: Experiment, folder: Path) -> tuple[Experiment, Plan, Cor
             f"a domain cannot be called {SERVER!r}, which is the server's name: rename it in the corpus."
         )
     clients = experiment.client_specs(parts.clients)
-    check_chat(experiment.make_algorithm())
+    check_chat(experiment.method)
     return experiment, make_plan(experiment, corpus, parts, folder, clients), corpus
 
 
@@ -48,7 +49,7 @@ def divide(experiment: Experiment) -> tuple[Experiment, Corpus, Partition]:
         "public": f"set partition.public above 0 (now {experiment.partition.public:g})",
         "labelled": "set partition.labelled_public, for example 0.1",
     }
-    check_needs(experiment.make_algorithm(), len(parts.public), len(parts.labelled), advice)
+    check_needs(experiment.method, len(parts.public), len(parts.labelled), advice)
     return experiment, corpus, parts
 
 
@@ -69,23 +70,11 @@ def make_plan(
     fingerprint = corpus.fingerprint()
     return Plan(
         folder=folder,
-        seed=experiment.seed,
-        rounds=experiment.rounds,
-        participation=experiment.participation,
-        quorum=experiment.quorum,
-        threads=experiment.threads,
+        experiment=experiment,
         workers=default_workers(experiment.device) if experiment.workers == "auto" else experiment.workers,
-        device=experiment.device,
-        precision=experiment.precision,
-        fast=experiment.fast,
         device_bytes=bytes_of(experiment.memory.device),
         host_bytes=bytes_of(experiment.memory.host),
-        save_every=experiment.save_every,
-        client_tests=experiment.client_tests,
-        algorithm=experiment.algorithm,
-        labels=corpus.label_names,
         metrics=corpus.metrics,
-        server=server,
         clients=clients,
         default_tokenizer=default,
         stores=_stores(corpus, parties, default, fingerprint),
@@ -97,7 +86,6 @@ def make_plan(
         test_domains=_test_domains(corpus, parts),
         public_fingerprint=public_fingerprint(corpus, parts),
         test_fingerprint=_test_fingerprint(corpus, parts),
-        experiment=experiment.model_dump(mode="json"),
         corpus_fingerprint=fingerprint,
     )
 

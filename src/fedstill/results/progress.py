@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstill.common.units import size_text
-from fedstill.plan.plan import SERVER, Plan
+from fedstill.plan.plan import Plan
+from fedstill.wire.messages import SERVER
 
 NAMES = {"f1": "F1", "macro_f1": "macro F1", "accuracy": "accuracy", "matthews": "Matthews", "positive_f1": "F1"}
 

@@ -10,13 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedstill.algorithms.base import Algorithm
 from fedstill.common.errors import FedstillError
 from fedstill.common.files import file_name, write_whole
 from fedstill.learning.metrics import METRICS
 from fedstill.models import Model, load
-from fedstill.plan.plan import SERVER, Plan
-from fedstill.wire.messages import STAGES
+from fedstill.plan.plan import Plan
+from fedstill.wire.messages import SERVER, STAGES
 
 Metric = dict[str, Any]
 
@@ -91,17 +90,18 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             return
 
 
-def write_summary(record: Record, plan: Plan, algorithm: Algorithm, crossed: dict[str, int], seconds: float) -> None:
+def write_summary(record: Record, plan: Plan, crossed: dict[str, int], seconds: float) -> None:
     """Condense the metrics into `summary.json`; its presence says that the run is finished."""
+    experiment, algorithm = plan.experiment, plan.experiment.method
     measured = [line for line in record.metrics if "split" in line]
     summary = {
-        "name": plan.experiment["name"],
-        "engine": plan.experiment["engine"],
+        "name": experiment.name,
+        "engine": experiment.engine,
         "method": algorithm.title,
         "algorithm": type(algorithm).__name__,
         "role": algorithm.role,
-        "seed": plan.seed,
-        "rounds": plan.rounds,
+        "seed": experiment.seed,
+        "rounds": experiment.rounds,
         "labels": list(plan.labels),
         "metrics": list(plan.metrics),
         "clients": sorted(plan.clients),

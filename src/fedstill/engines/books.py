@@ -1,0 +1,54 @@
+"""The books of a run: what its parties measured and remarked, what crossed, and where the time went."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from fedstill.common.events import Measured, Noted, Tell
+from fedstill.engines.journal import Journal
+from fedstill.wire.ledger import Ledger
+
+
+class Books:
+    """Writes into the record's journal, and tells whoever watches. Any thread may write a note."""
+
+    def __init__(self, journal: Journal, tell: Tell) -> None:
+        self.journal, self.tell = journal, tell
+        self.ledger = Ledger()
+        self.lock = threading.Lock()
+
+    @property
+    def round(self) -> int:
+        """The round that is being written about."""
+        return self.ledger.round
+
+    def enter(self, round: int) -> None:
+        """From now on lines are of that round."""
+        self.ledger.round = round
+
+    def take(self, party: str, metrics: list[dict[str, Any]], notes: list[str]) -> None:
+        """Write down what a party measured of itself (nobody speaks for another) and remarked; empties both lists."""
+        measured = [metric | {"party": party} for metric in metrics]
+        self.journal.write("metrics", measured)
+        for metric in measured:
+            self.tell(Measured(metric))
+        for note in notes:
+            self.note(party, note)
+        metrics.clear()
+        notes.clear()
+
+    def note(self, party: str, note: str) -> None:
+        """Write a sentence about a party down."""
+        with self.lock:
+            self.journal.write("log", [{"round": self.round, "party": party, "note": note}])
+            self.tell(Noted(f"{party}: {note}"))
+
+    def write_ledger(self) -> None:
+        """Write down what crossed."""
+        self.journal.write("ledger", self.ledger.lines())
+
+    def write_seconds(self, active: int, seconds: Mapping[str, float]) -> None:
+        """Write down where a round's time went: into the log, which differs from run to run."""
+        self.journal.write("log", [{"round": self.round, "active": active, "seconds": dict(seconds)}])

@@ -1,0 +1,224 @@
+"""The conductor: rounds, draws, calls and checkpoints, the same on every engine. It is the `fed` that algorithms see."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedstill.algorithms.base import Answers
+from fedstill.common.errors import FedstillError
+from fedstill.common.events import RoundDone, Saving
+from fedstill.common.files import FileReference, file_name
+from fedstill.common.randomness import generator
+from fedstill.engines import checkpoint
+from fedstill.engines.books import Books
+from fedstill.engines.checkpoint import Manifest, folder_of
+from fedstill.engines.engine import Engine
+from fedstill.engines.host import export, read_state, write_state
+from fedstill.engines.seconds import Seconds, Slip
+from fedstill.plan.needs import same_architecture
+from fedstill.plan.plan import Plan
+from fedstill.wire.crossing import Crossing, asked_of
+from fedstill.wire.encoding import decode, encode
+from fedstill.wire.messages import SERVER, BadMessage, Hello, M, Message
+from fedstill.wire.replies import Failure, Replies
+
+
+class Conductor:
+    """Conducts a run over an engine."""
+
+    def __init__(self, plan: Plan, books: Books, engine: Engine) -> None:
+        self.plan, self.books, self.engine = plan, books, engine
+        self.algorithm = plan.experiment.method
+        self.server = plan.make_server(books.tell)
+        self.crossing = Crossing(plan.agreement, self.server, books.ledger)
+        self.clients: dict[str, Hello] = {}
+        self.active: Sequence[str] = ()
+        self.round = 0
+        self.rounds = plan.experiment.rounds
+        self.seconds_before = 0.0
+        self.started = time.monotonic()
+        self.clock = Seconds()
+
+    def conduct(self, after: Manifest | None = None) -> None:
+        """All rounds from the beginning, or those after a checkpoint."""
+        self._enter(0)
+        with self.clock.spent("phases"):
+            self.engine.open()
+            self._greet(list(self.plan.clients))
+            self.algorithm.admit(self.server)
+            answer = self._restore(after) if after is not None else self.algorithm.start(self)
+        self._close_round()
+        self._write_seconds()
+        for number in range(after.round + 1 if after else 1, self.rounds + 1):
+            self._enter(number)
+            self.engine.enter(number)
+            self._greet_absent()
+            self._draw()
+            with self.clock.spent("phases"):
+                answer = self.algorithm.round(self, answer)
+                if self.algorithm.has_server_model:
+                    with self.server.timed("measuring"):
+                        self.server.evaluate("distilled")
+            self._close_round()
+            if number % self.plan.experiment.save_every == 0 or number == self.rounds:
+                self._save(answer)
+            self._write_seconds()
+            self.books.tell(RoundDone(number, self.rounds, self.books.ledger.total))
+        self._enter(self.rounds + 1)  # so that the last digest draws what a next round's would
+        with self.clock.spent("phases"):
+            self.algorithm.finish(self, answer)
+        self._close_round()
+        self._write_seconds()
+        self.books.tell(Saving())
+        if self.algorithm.has_server_model:
+            export(self.server, self.plan.folder)
+        self.engine.export()
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on this run, that before an interruption included."""
+        return self.seconds_before + time.monotonic() - self.started
+
+    def call(self, verb: str, message: Answers = None, clients: Sequence[str] | None = None) -> Replies[Any]:
+        """Run a verb on the active clients, or those named; fails where fewer than the quorum answer usably."""
+        with self.clock.spent("calls"):
+            names = sorted(clients if clients is not None else self.active)
+            messages, failures = self._exchange(verb, message, names)
+        enough = needed(self.plan.experiment.quorum, len(names))
+        if len(messages) < enough:
+            raise self.engine.explain(
+                FedstillError(
+                    f"round {self.round}: {len(messages)} of {len(names)} clients answered, {enough} are needed "
+                    f"({_reasons(failures)})"
+                )
+            )
+        return Replies(messages, self.clients, tuple(failures))
+
+    def as_received(self, message: M) -> M:
+        """This round's answer as clients will have it: a codec may round it on the way."""
+        return self.crossing.as_received(message, self.round)
+
+    def _exchange(self, verb: str, message: Answers, names: Sequence[str]) -> tuple[dict[str, Message], list[Failure]]:
+        """Every client's usable reply, and who did not give one."""
+        calls = self.crossing.calls(verb, message, names, self.round)
+        with self.clock.spent("clients"):
+            replies = self.engine.deliver(calls, self.round)
+        messages: dict[str, Message] = {}
+        failures: list[Failure] = []
+        slips: list[Slip] = []
+        for name in names:
+            outcome = replies[name]
+            if isinstance(outcome, Failure):
+                failures.append(outcome)
+                continue
+            try:
+                raw, slip = Slip.take_off(outcome)
+                parcel = self.crossing.reply(raw, name, verb, self.round, asked_of(message, name))
+            except BadMessage as error:
+                failures.append(Failure(name, str(error)))
+                continue
+            assert parcel.message is not None
+            messages[name] = parcel.message
+            slips.append(slip)
+            self.books.take(name, parcel.envelope["metrics"], parcel.envelope["notes"])
+        self.clock.account(slips)
+        self.crossing.forget(failure.client for failure in failures)
+        self.engine.judge(messages, failures)
+        return messages, failures
+
+    def _enter(self, round: int) -> None:
+        self.round = round
+        self.books.enter(round)
+        self.server.enter(round)
+
+    def _greet(self, names: Sequence[str]) -> None:
+        """Let clients say what they have."""
+        self._admit(self.call("hello", clients=names).messages)
+
+    def _greet_absent(self) -> None:
+        """Clients that were not there in the beginning may be there now; who does not fit is only noted."""
+        if absent := [name for name in self.plan.clients if name not in self.clients]:
+            for name, hello in self._exchange("hello", None, absent)[0].items():
+                try:
+                    self._admit({name: hello})
+                except FedstillError as error:
+                    self.books.note(name, str(error))
+
+    def _admit(self, hellos: Mapping[str, Any]) -> None:
+        if "parameters" in self.algorithm.requires():
+            same_architecture(self.algorithm, self.server, {name: own.architecture for name, own in hellos.items()})
+        self.clients = dict(sorted({**self.clients, **hellos}.items()))
+
+    def _draw(self) -> None:
+        """This round's active clients, from a generator that depends on seed and round only."""
+        names = sorted(self.clients)
+        many = max(1, round(self.plan.experiment.participation * len(names)))
+        random = generator(self.plan.experiment.seed, self.round, "federation", "participants")
+        self.active = names if many == len(names) else sorted(random.choice(names, many, replace=False).tolist())
+
+    def _close_round(self) -> None:
+        self.books.take(SERVER, self.server.metrics, self.server.notes)
+        self.books.write_ledger()
+
+    def _write_seconds(self) -> None:
+        self.books.write_seconds(len(self.active), self.clock.end(self.server.seconds))
+        self.server.seconds.clear()
+
+    # State at round boundaries
+
+    def _save(self, answer: Answers) -> None:
+        run = self.plan.folder
+        with self.clock.spent("state"):
+            parties = dict(self.engine.save(self.round))
+            parties[SERVER] = write_state(run, self.server, self.round)
+        by_client = {"": answer} if not isinstance(answer, Mapping) else dict(answer)
+        answers = {
+            name: FileReference.write(folder_of(run), f"state/answer-{file_name(name)}.{self.round}", encode(message))
+            for name, message in by_client.items()
+        }
+        manifest = Manifest(
+            round=self.round,
+            parties=parties,
+            answer=answers,
+            offsets=self.books.journal.offsets(),
+            bytes=dict(self.books.ledger.totals),
+            seconds=self.seconds,
+            experiment=self.plan.experiment.model_dump(mode="json"),
+            corpus=self.plan.corpus_fingerprint,
+        )
+        checkpoint.write(run, manifest)
+
+    def _restore(self, manifest: Manifest) -> Answers:
+        """Go back to that boundary; the answer that the next round starts from."""
+        run = self.plan.folder
+        self.books.ledger.reset(manifest.bytes)
+        self.seconds_before = manifest.seconds
+        parties = dict(manifest.parties)
+        self.server.set_state(read_state(run, parties.pop(SERVER)))
+        self.engine.restore(parties, manifest.round)
+        answers: dict[str, Message] = {}
+        for name, reference in manifest.answer.items():
+            message = decode(reference.read(folder_of(run)) or b"", self.plan.agreement.types).message
+            if message is None:
+                return None
+            answers[name] = message
+        return answers.get("", answers)
+
+
+def needed(quorum: float, asked: int) -> int:
+    """How many of those who were asked must answer."""
+    return max(1, math.ceil(quorum * asked - 1e-9))
+
+
+def _reasons(failures: Sequence[Failure]) -> str:
+    """Why clients did not answer, each reason once."""
+    clients: dict[str, list[str]] = {}
+    for failure in failures:
+        clients.setdefault(failure.reason.replace(failure.client, "..."), []).append(failure.client)
+    return "; ".join(
+        f"{', '.join(names)}: {reason if len(names) > 1 else reason.replace('...', names[0])}"
+        for reason, names in clients.items()
+    )

@@ -1,0 +1,114 @@
+"""How a host is spoken to, wherever it lives: a request in, a reply or a reason out, and progress on the way."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+from fedstill.common.errors import FedstillError
+from fedstill.common.events import Event, Tell, from_json, to_json
+from fedstill.wire.frames import frame, unframe
+
+What = Literal["call", "save", "restore", "export", "begin", "begin as the first of a machine"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to do, for which client, in which round, and with what."""
+
+    what: What
+    client: str = ""
+    round: int = 0
+    payload: bytes = b""
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """All but the payload, as plain values."""
+        return {"what": self.what, "client": self.client, "round": self.round}
+
+    @classmethod
+    def of(cls, header: Mapping[str, Any], payload: bytes) -> Request:
+        """The request again."""
+        return cls(header["what"], header["client"], header["round"], payload)
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a request came to nothing."""
+
+    sentence: str
+
+
+Outcome = bytes | Reason
+Answer = Callable[[Request], bytes]
+
+
+def outcome(answer: Answer, request: Request) -> Outcome:
+    """What comes of a request: the method's own code may raise anything, and the round decides what that means."""
+    try:
+        return answer(request)
+    except FedstillError as error:
+        return Reason(str(error))
+    except Exception as error:
+        if request.what in ("save", "restore"):
+            raise  # a disk that cannot be used is no client's failure
+        return Reason(in_words(error))
+
+
+def in_words(error: Exception) -> str:
+    """An exception that nobody foresaw, with the line that raised it."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} in {Path(last.filename).name}:{last.lineno}: {error}"
+
+
+class Pipe:
+    """The asking end: one request at a time. Raises EOFError or OSError when the other end is gone."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def send(self, request: Request) -> None:
+        """Ask."""
+        self.connection.send_bytes(frame(request.header, request.payload))
+
+    def hear(self) -> Outcome | Event:
+        """What comes next: progress, or what came of the request."""
+        header, payload = unframe(self.connection.recv_bytes())
+        if header["kind"] == "progress":
+            return from_json(header["event"])
+        return payload if header["kind"] == "reply" else Reason(header["reason"])
+
+
+def serve(connection: Connection, make: Callable[[Tell], Callable[[Request], Outcome]]) -> None:
+    """The answering end: requests one after the other until the connection closes.
+
+    `make` is given where to tell of progress, from any thread, and returns what answers.
+    """
+    lock = threading.Lock()
+
+    def send(header: Mapping[str, Any], payload: bytes = b"") -> None:
+        with lock:
+            connection.send_bytes(frame(header, payload))
+
+    answer = make(lambda event: send({"kind": "progress", "event": to_json(event)}))
+    while True:
+        try:
+            request = Request.of(*unframe(connection.recv_bytes()))
+        except (EOFError, OSError):
+            return
+        try:
+            came = answer(request)
+        except OSError as error:
+            came = Reason(str(error))
+        try:
+            if isinstance(came, Reason):
+                send({"kind": "failure", "reason": came.sentence})
+            else:
+                send({"kind": "reply"}, came)
+        except OSError:
+            return

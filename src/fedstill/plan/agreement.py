@@ -1,0 +1,49 @@
+"""What the two ends of a crossing agree on, as the algorithm's class says it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import get_args, get_type_hints
+
+from fedstill.algorithms.base import Algorithm
+from fedstill.common.errors import FedstillError
+from fedstill.wire.codecs import Codecs
+from fedstill.wire.crossing import Agreement
+from fedstill.wire.messages import Hello, Message
+
+
+def agree(
+    algorithm: Algorithm, dimensions: Mapping[str, int], public_fingerprint: str, rounds: int, codecs: Codecs
+) -> Agreement:
+    """What may travel for this algorithm, and in which shapes."""
+    types: list[type[Message]] = [Hello, *algorithm.messages]
+    return Agreement(
+        types={cls.__name__: cls for cls in types},
+        owed=cache(partial(owed, algorithm)),
+        dimensions=dimensions,
+        public_fingerprint=public_fingerprint,
+        rounds=rounds,
+        codecs=codecs,
+    )
+
+
+def verb_of(algorithm: Algorithm, verb: str) -> Callable[..., Message | None]:
+    """The method of the algorithm's class that a call names; nothing else can be called."""
+    method = getattr(type(algorithm), verb, None)
+    if verb.startswith("_") or not callable(method):
+        raise FedstillError(f"{type(algorithm).__name__} has no verb {verb!r}.")
+    return method  # type: ignore[no-any-return]
+
+
+def owed(algorithm: Algorithm, verb: str) -> tuple[type[Message], ...]:
+    """The kinds of message that a verb's method promises to return; of a turn, those that `opine` does."""
+    for method in (verb_of(algorithm, verb), algorithm.opine) if verb == "turn" else (verb_of(algorithm, verb),):
+        try:
+            promised = get_type_hints(method).get("return", Message)
+        except NameError:  # a user's own class may name what is there for type checkers only
+            continue
+        kinds = tuple(k for k in get_args(promised) or (promised,) if isinstance(k, type) and issubclass(k, Message))
+        if kinds and Message not in kinds:
+            return kinds
+    return (Message,)

@@ -1,0 +1,222 @@
+"""The crossing: everything that happens to a message between a method and the bytes, the same on every engine.
+
+Out: method -> leaving (limits, privacy) -> codec -> bytes, counted. In: bytes -> arriving (faults) -> codec -> guard ->
+method, counted. An engine carries the bytes and never looks into them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Protocol, cast
+
+from torch import Tensor
+
+from fedstill.wire.codecs import Codecs, Direction, Passage
+from fedstill.wire.encoding import Parcel, Parts, Sizes, decode, encode
+from fedstill.wire.guard import check, check_measured
+from fedstill.wire.ledger import Ledger
+from fedstill.wire.messages import SERVER, BadMessage, Hello, Kind, M, Message
+
+Owed = Callable[[str], tuple[type[Message], ...]]
+Leaving = Callable[[Message, Passage], Message]
+Arriving = Callable[[bytes, Passage], bytes]
+Outgoing = Message | Mapping[str, Message] | None
+"""One message for all, one for each, or none."""
+Histories = dict[str, dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What both ends know before anything crosses."""
+
+    types: Mapping[str, type[Message]]
+    """What may travel, by name."""
+    owed: Owed
+    """The kinds of message that a verb's reply may be."""
+    dimensions: Mapping[str, int]
+    """What the guard reads shapes by."""
+    public_fingerprint: str
+    rounds: int
+    codecs: Codecs = field(default_factory=Codecs)
+
+    @property
+    def largest_opinion(self) -> int:
+        """Numbers in the largest array of opinions that anybody can be asked for."""
+        sizes = self.dimensions
+        return max(sizes.get("public", 0), sizes.get("labelled", 0)) * sizes.get("labels", 0)
+
+
+class End(Protocol):
+    """A party, as far as the crossing sees it."""
+
+    name: str
+    wire: Histories
+    """What codecs remember; part of the party's state."""
+
+
+class Crossing:
+    """One party's end. The server's counts what crosses, both ways; clients count nothing."""
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        end: End,
+        ledger: Ledger | None = None,
+        leaving: Sequence[Leaving] = (),
+        arriving: Sequence[Arriving] = (),
+    ) -> None:
+        self.agreement, self.end, self.ledger = agreement, end, ledger
+        self.leaving, self.arriving = leaving, arriving
+
+    # The server's side: calls go out, replies come in
+
+    def calls(self, verb: str, message: Outgoing, names: Sequence[str], round: int) -> dict[str, bytes]:
+        """The bytes for each client; what several receive is encoded and counted once."""
+        envelope = {"verb": verb, "round": round}
+        calls: dict[str, bytes] = {}
+        for own, receivers in _groups(message, names):
+            raw = self._pack(own, envelope, receivers, round - 1)
+            self._count("down", verb, own, raw, len(receivers))
+            calls |= dict.fromkeys(receivers, raw)
+        return calls
+
+    def reply(self, raw: bytes, name: str, verb: str, round: int, asked: int = -1) -> Parcel:
+        """What a client sent, if it is what was agreed; `asked` is the number of rows that it was asked about."""
+        parcel = self._unpack(raw, self._passage(name, [SERVER], round))
+        message, envelope = parcel.message, parcel.envelope
+        if message is None:
+            raise BadMessage("an empty reply.")
+        if envelope.get("round") != round:
+            raise BadMessage(f"a reply for round {envelope.get('round')} in round {round}.")
+        if isinstance(message, Hello) != (verb == "hello") or not isinstance(message, self.agreement.owed(verb)):
+            raise BadMessage(f"{type(message).__name__} is no reply to {verb}.")
+        self._guard(message, asked)
+        check_measured(envelope.setdefault("metrics", []), envelope.setdefault("notes", []))
+        self._count("up", verb, message, raw)
+        return parcel
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Nobody knows what these clients have received: what they are sent next must stand for itself."""
+        for name in names:
+            for history in self.end.wire.values():
+                history.pop(f"to/{name}", None)
+
+    def as_received(self, message: M, round: int) -> M:
+        """The message of a round as clients will have it, after the codecs; nothing is sent."""
+        passage, nothing = self._passage(SERVER, [], round), type(self)(self.agreement, _Nobody())
+        return cast(M, nothing._unpack(nothing._encode(message, {}, passage), passage).message)
+
+    # A client's side: a call comes in, a reply goes out
+
+    def call(self, raw: bytes) -> Parcel:
+        """What the server asks, if it is what was agreed."""
+        parcel = self._unpack(raw, self._passage(SERVER, [self.end.name], 0))
+        if parcel.message is not None:
+            self._guard(parcel.message)
+        return parcel
+
+    def answer(self, message: Message | None, envelope: Mapping[str, Any], round: int) -> bytes:
+        """The bytes of a reply."""
+        return self._pack(message, envelope, [SERVER], round)
+
+    # Both sides
+
+    def _passage(self, sender: str, receivers: Sequence[str], round: int) -> Passage:
+        agreement = self.agreement
+        direction: Direction = "down" if sender == SERVER else "up"
+        return Passage(direction, sender, tuple(receivers), round, agreement.rounds, agreement.largest_opinion)
+
+    def _pack(self, message: Message | None, envelope: Mapping[str, Any], to: Sequence[str], round: int) -> bytes:
+        if message is None:
+            return encode(None, envelope)
+        passage = self._passage(self.end.name, to, round)
+        for step in self.leaving:
+            message = step(message, passage)
+        return self._encode(message, envelope, passage)
+
+    def _encode(self, message: Message, envelope: Mapping[str, Any], passage: Passage) -> bytes:
+        def code(name: str, value: Tensor) -> Parts | None:
+            codec = self.agreement.codecs.of(_kind(type(message), name))
+            if codec is None or not value.is_floating_point():
+                return None
+            with self._history(f"sent {name}") as history:
+                return codec.encode(value, passage, history)
+
+        return encode(message, envelope, code)
+
+    def _unpack(self, raw: bytes, passage: Passage) -> Parcel:
+        def restore(cls: type[Message], name: str, parts: Parts) -> Tensor:
+            codec = self.agreement.codecs.of(_kind(cls, name))
+            if codec is None:
+                raise BadMessage(f"{cls.__name__}.{name} is coded, and no codec was agreed on.")
+            with self._history(f"{name} from {passage.sender}") as history:
+                return codec.decode(parts, passage, history)
+
+        for step in self.arriving:
+            raw = step(raw, passage)
+        return decode(raw, self.agreement.types, restore)
+
+    def _guard(self, message: Message, asked: int = -1) -> None:
+        agreement = self.agreement
+        agreed = {"public_fingerprint": agreement.public_fingerprint}
+        check(message, {**agreement.dimensions, "asked": asked}, agreed)
+
+    @contextmanager
+    def _history(self, name: str) -> Iterator[dict[str, Tensor]]:
+        """What was remembered under that name; what is empty afterwards is not kept."""
+        history = self.end.wire.get(name, {})
+        yield history
+        if history:
+            self.end.wire[name] = history
+
+    def _count(self, direction: Direction, verb: str, message: Message | None, raw: bytes, receivers: int = 1) -> None:
+        if self.ledger is not None:
+            sizes = Sizes.of(raw).uncoded(message)
+            self.ledger.count(direction, verb, type(message).__name__, sizes, len(raw), receivers)
+
+
+@dataclass
+class _Nobody:
+    """An end that remembers nothing."""
+
+    name: str = SERVER
+    wire: Histories = field(default_factory=dict)
+
+
+def asked_of(message: Outgoing, name: str) -> int:
+    """About how many rows a client was asked; -1 where it was asked about none by name."""
+    rows = getattr(_for(message, name), "rows", None)
+    return -1 if rows is None else len(rows)
+
+
+def _for(message: Outgoing, name: str) -> Message | None:
+    """What this client receives."""
+    return message.get(name) if isinstance(message, Mapping) else message
+
+
+def _groups(message: Outgoing, names: Sequence[str]) -> list[tuple[Message | None, list[str]]]:
+    """Who receives the same; by content, because what was one object is several after a resume."""
+    if not isinstance(message, Mapping):
+        return [(message, list(names))] if names else []
+    encoded: dict[int, bytes] = {}
+    groups: dict[bytes, tuple[Message | None, list[str]]] = {}
+    for name in names:
+        own = message.get(name)
+        if id(own) not in encoded:
+            encoded[id(own)] = encode(own)
+        groups.setdefault(encoded[id(own)], (own, []))[1].append(name)
+    return list(groups.values())
+
+
+@cache
+def _kinds(cls: type[Message]) -> dict[str, Kind | None]:
+    return {item.name: item.metadata.get("kind") for item in dataclasses.fields(cls)}
+
+
+def _kind(cls: type[Message], name: str) -> Kind | None:
+    """Of the field that a tensor belongs to: `field`, or `field/key`."""
+    return _kinds(cls).get(name.partition("/")[0])
