@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedstill.data.examples import Examples
+from fedstill.data.examples import Labelled
 from fedstill.data.tokens import TokenStore
 from fedstill.learning.fast import Fast, accelerate
 from fedstill.learning.losses import ce
@@ -65,7 +65,7 @@ def model(name: str, device: torch.device, seed: int = 0) -> nn.Module:
     return module
 
 
-def shares(file: Path, rows: int) -> list[Examples]:
+def shares(file: Path, rows: int) -> list[Labelled]:
     """So many reviews for every client, each client from one domain while there are enough."""
     arrays = np.load(file)
     store = TokenStore(arrays["ids"].astype(np.int32), arrays["offsets"], None)
@@ -75,16 +75,15 @@ def shares(file: Path, rows: int) -> list[Examples]:
     for client in range(CLIENTS):
         own = by_domain[client % len(by_domain)]
         part = np.sort(own[rows * (client // len(by_domain)) :][:rows])
-        found.append(Examples(store, part, torch.from_numpy(arrays["labels"][part])))
+        found.append(Labelled(store, part, torch.from_numpy(arrays["labels"][part])))
     return found
 
 
-def plain(module: nn.Module, data: Examples, steps: int, device: torch.device) -> int:
+def plain(module: nn.Module, data: Labelled, steps: int, device: torch.device) -> int:
     """The papers' kind of loop: padded to 128, fp32, torch's AdamW; the tokens that it learnt from."""
     optimiser = torch.optim.AdamW(module.parameters(), lr=2e-5)
     module.train()
     tokens = 0
-    assert data.labels is not None
     for rows in torch.split(torch.randperm(len(data)), BATCH)[:steps]:
         tokens += int(data.lengths[rows.numpy()].sum())
         batch = data.batch(rows, torch.device("cpu"))
@@ -97,19 +96,18 @@ def plain(module: nn.Module, data: Examples, steps: int, device: torch.device) -
     return tokens
 
 
-def jobs(modules: list[nn.Module], data: list[Examples], epochs: int) -> list[Any]:
+def jobs(modules: list[nn.Module], data: list[Labelled], epochs: int) -> list[Any]:
     """Our phases."""
     from fedstill.learning.fast.gpu.schedule import Job
 
     found = []
     for module, own in zip(modules, data, strict=True):
-        assert own.labels is not None
         phase = Phase(module, own, PhaseSettings(epochs=epochs, batch=BATCH), 2e-5, 0, "bf16")
         found.append(Job(phase, own.labels, ce))
     return found
 
 
-def ours(modules: list[nn.Module], data: list[Examples], epochs: int, width: int) -> float:
+def ours(modules: list[nn.Module], data: list[Labelled], epochs: int, width: int) -> float:
     """Seconds of a phase of all clients, in stacks of so many; stacks side by side."""
     from fedstill.learning.fast.gpu import together
 
@@ -124,7 +122,7 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def with_trainer(module: nn.Module, data: Examples, steps: int) -> float:
+def with_trainer(module: nn.Module, data: Labelled, steps: int) -> float:
     """Seconds of transformers' Trainer, bf16, batches padded to their longest."""
     from transformers import Trainer, TrainingArguments
 
@@ -133,7 +131,7 @@ def with_trainer(module: nn.Module, data: Examples, steps: int) -> float:
         for a, b, label in zip(
             data.store.offsets[data.rows],  # type: ignore[attr-defined]
             data.store.offsets[data.rows + 1],  # type: ignore[attr-defined]
-            data.labels,  # type: ignore[arg-type]
+            data.labels,
             strict=True,
         )
     ][: steps * BATCH]
@@ -154,7 +152,7 @@ def with_trainer(module: nn.Module, data: Examples, steps: int) -> float:
     return seconds
 
 
-def profile(modules: list[nn.Module], data: list[Examples]) -> dict[str, float]:
+def profile(modules: list[nn.Module], data: list[Labelled]) -> dict[str, float]:
     """Milliseconds of a stacked step by kind of work; gaps are what is left of the step's wall time."""
     from fedstill.learning.fast.gpu import together
 
@@ -200,7 +198,7 @@ def kind_of(kernel: str) -> str:
     return "pointwise"
 
 
-def measure(name: str, data: list[Examples], device: torch.device) -> dict[str, Any]:
+def measure(name: str, data: list[Labelled], device: torch.device) -> dict[str, Any]:
     """Everything about one model."""
     from fedstill.learning.fast.gpu import stack as gpu
 

@@ -21,7 +21,7 @@ from turns import TURNS, Results, Seconds, Values, Work, in_turns, spread, times
 
 from fedstill.data import corpora
 from fedstill.data.corpora import CorpusSpec
-from fedstill.data.examples import Examples
+from fedstill.data.examples import Labelled
 from fedstill.data.tokens import TokenStore, store_tokens
 from fedstill.learning.fast import Fast, accelerate
 from fedstill.learning.losses import Loss, ce, kl
@@ -56,7 +56,7 @@ class Case:
     """A model, texts with labels, and a teacher's opinion of them."""
 
     module: nn.Module
-    data: Examples
+    data: Labelled
     padded: Padded
     teacher: Tensor
 
@@ -74,7 +74,7 @@ class Case:
         chosen = random.permutation(len(texts))[:rows]
         names = texts.label_names if classes is None else tuple(f"label {number}" for number in range(classes))
         labels = texts.labels[chosen] if classes is None else random.integers(classes, size=rows)
-        data = Examples(store, chosen, torch.from_numpy(labels))
+        data = Labelled(store, chosen, torch.from_numpy(labels))
         teacher = torch.randn(rows, len(names), generator=torch.Generator().manual_seed(0))
         return cls(build(spec, names, name, 0).module, data, Padded.of(data, width), teacher)
 
@@ -96,7 +96,6 @@ class Case:
             if what == "predict":
                 module = self.fresh(fast)
                 return lambda: predict(module, self.data)
-            assert self.data.labels is not None
             return learn(self.data.labels, ce) if what == "train" else learn(self.teacher, kl)
 
         return make

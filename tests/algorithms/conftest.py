@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedstill.config.experiment import Experiment
-from fedstill.data.examples import Examples
+from fedstill.data.examples import NO_ROWS, Examples, Labelled
 from fedstill.data.tokens import TokenStore
 from fedstill.learning.phases import PhaseSettings
 from fedstill.models import Model, ModelSpec
@@ -50,7 +50,7 @@ class Bench:
     test = np.arange(24, 36)
 
     def rows(self, numbers, labelled=True):
-        return Examples(self.store, numbers, self.labels[numbers] if labelled else None)
+        return Labelled(self.store, numbers, self.labels[numbers]) if labelled else Examples(self.store, numbers)
 
     def model(self, seed=7):
         torch.manual_seed(seed)
@@ -67,7 +67,7 @@ class Bench:
         around = Surroundings(seed, torch.device("cpu"), "fp32")
         return kind(name, spec, data, around, self.model, **more)
 
-    def server(self, labelled=None, pooled=None, **settings):
+    def server(self, labelled=NO_ROWS, pooled=NO_ROWS, **settings):
         data = PartyData(
             public=self.rows(self.public, labelled=False),
             evaluation=Evaluation(self.rows(self.test), {"test": np.arange(12)}),

@@ -60,7 +60,7 @@ def test_everybody_starts_from_the_servers_model_and_keeps_it(bench, same):
         same(client, server.parameters(), tolerance=0)
         client.train()
         for name, value in server.parameters().items():
-            assert torch.equal(client.memory["theta_0"][name], value)
+            assert torch.equal(client.memory.mappings["theta_0"][name], value)
 
 
 def test_who_does_not_take_theta_0_is_named(bench):
@@ -126,11 +126,13 @@ def test_down_it_is_a_difference_only_after_rounds_that_everybody_answered_in(be
         answer = algorithm.server(server, Replies(ups, HELLOS))
         since.append(answer.since)
         for name in present:  # the two ends agree on what was said
-            assert torch.equal(server.memory["received"][f"codes/{name}"], clients[name].memory["sent"]["codes"])
+            assert torch.equal(
+                server.memory.mappings["received"][f"codes/{name}"], clients[name].memory.mappings["sent"]["codes"]
+            )
     assert since == [0, 1, 0, 3, 4]
     for client in clients.values():
         algorithm.digest(client, answer)
-        assert torch.equal(client.memory["received"]["codes/server"], server.memory["sent"]["codes"])
+        assert torch.equal(client.memory.mappings["received"]["codes/server"], server.memory.mappings["sent"]["codes"])
 
 
 def test_memories_survive_a_checkpoint(bench):
@@ -143,8 +145,11 @@ def test_memories_survive_a_checkpoint(bench):
     for party, twin in ((server, bench.server()), (clients["books"], bench.client())):
         twin.set_state(party.state())
         for book in ("sent", "received"):
-            assert twin.memory[book].keys() == party.memory[book].keys()
-            assert all(torch.equal(value, twin.memory[book][name]) for name, value in party.memory[book].items())
+            assert twin.memory.mappings[book].keys() == party.memory.mappings[book].keys()
+            assert all(
+                torch.equal(value, twin.memory.mappings[book][name])
+                for name, value in party.memory.mappings[book].items()
+            )
 
 
 @pytest.mark.parametrize(

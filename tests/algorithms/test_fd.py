@@ -7,7 +7,7 @@ import fedstill
 from fedstill.algorithms import make
 from fedstill.algorithms.fd import FD, LabelMeans
 from fedstill.common.errors import FedstillError
-from fedstill.data.examples import Examples
+from fedstill.data.examples import Labelled
 from fedstill.wire.messages import Hello
 from fedstill.wire.replies import Replies
 
@@ -19,7 +19,7 @@ def rows_of(bench, labels, name="books"):
     """A client with rows of these labels only."""
     me = bench.client(name)
     kept = bench.private[np.isin(bench.labels[bench.private].numpy(), labels)]
-    me.data.__dict__["train"] = Examples(bench.store, kept, bench.labels[kept])
+    me.data.__dict__["train"] = Labelled(bench.store, kept, bench.labels[kept])
     return me
 
 
@@ -53,8 +53,8 @@ def test_digesting_changes_no_model_and_is_kept_until_the_next_answer(bench, sam
     same(me, before, tolerance=0)
     other = bench.client()
     other.set_state(me.state())
-    assert torch.equal(other.memory["means"], GOALS)
-    assert torch.equal(other.memory["counts"], COUNTS)
+    assert torch.equal(other.memory.arrays["means"], GOALS)
+    assert torch.equal(other.memory.arrays["counts"], COUNTS)
 
 
 def test_a_client_says_its_mean_probabilities_a_label_after_training_and_marks_labels_that_it_lacks(bench):

@@ -130,10 +130,10 @@ def test_the_server_keeps_everybodys_scores_and_they_survive_a_checkpoint(convol
     server, _ = begun(convolutions, FedAUX())
     twin = convolutions.server()
     twin.set_state(server.state())
-    assert sorted(twin.memory["certainty"]) == ["books", "films"]
-    for name, scores in server.memory["certainty"].items():
+    assert sorted(twin.memory.mappings["certainty"]) == ["books", "films"]
+    for name, scores in server.memory.mappings["certainty"].items():
         assert scores.shape == (12,)
-        assert torch.equal(twin.memory["certainty"][name], scores)
+        assert torch.equal(twin.memory.mappings["certainty"][name], scores)
 
 
 def test_who_sends_no_scores_is_named(convolutions):
@@ -199,7 +199,7 @@ def test_the_server_distils_the_ensemble_weighed_by_scores_into_the_plain_averag
     server = lending(convolutions, convolutions.server(distill={"epochs": 5}))
     random = torch.Generator().manual_seed(2)
     scores = {name: torch.rand(12, generator=random) for name in ("books", "films", "shoes")}
-    server.memory["certainty"] = scores
+    server.memory.mappings["certainty"] = scores
     hellos = {"books": Hello(10), "films": Hello(30)}  # shoes sat the round out
     models = {name: shifted(server.parameters(), seed) for seed, name in enumerate(hellos)}
     answer = FedAUX(rate=0.5).server(server, Replies({n: Parameters(v) for n, v in models.items()}, hellos))

@@ -14,6 +14,7 @@ from fedstill.algorithms.feddrs import FedDRS, Work
 from fedstill.common.errors import FedstillError
 from fedstill.common.randomness import key
 from fedstill.config.experiment import Experiment
+from fedstill.parties.memory import Memory
 from fedstill.plan.prepare import prepare
 from fedstill.results.compare import compare, load_runs
 from fedstill.results.inference import label_file
@@ -303,7 +304,7 @@ def test_without_post_processing_the_last_student_is_the_result(texts, server_of
     me, ups = server_of(texts())
     method = FedDRS(**STILL | {"post": 0})
     student = method.server(me, ups)
-    assert not me.memory
+    assert me.memory == Memory()
     fed = Fed(me, ups.clients)
     method.finish(fed, student)
     assert fed.sent == [("close", student)]

@@ -7,6 +7,7 @@ import fedstill
 from fedstill.algorithms import make
 from fedstill.algorithms.fedgkd import FedGKD, GlobalModels
 from fedstill.common.errors import FedstillError
+from fedstill.parties.memory import Memory
 from fedstill.wire.messages import Hello, Parameters, check, decode, encode
 from fedstill.wire.replies import Replies
 from tests.algorithms.test_parameters import Fed
@@ -35,7 +36,7 @@ def test_a_client_minimises_ce_and_the_divergence_from_the_mean_model_on_its_own
     (F.cross_entropy(logits, bench.labels[bench.private]) + strength * divergence).backward()
     same(me, {name: (value - 0.5 * value.grad).detach() for name, value in module.named_parameters()})
     same(me, said.parameters, tolerance=0)
-    assert not me.memory
+    assert me.memory == Memory()
 
 
 def test_where_no_mean_is_sent_the_teacher_is_the_model_that_the_client_starts_from(bench, same):
@@ -61,7 +62,7 @@ def test_the_server_sends_the_newest_model_and_the_mean_of_the_last_ones(bench):
         for key in past[0]:
             torch.testing.assert_close(answer.newest[key], past[-1][key])
             torch.testing.assert_close(answer.mean[key], sum(model[key] for model in last) / len(last))
-    assert sorted(me.memory) == ["model 0", "model 1", "model 2"]
+    assert sorted(me.memory.mappings) == ["model 0", "model 1", "model 2"]
 
 
 def test_weights_by_size(bench):

@@ -79,8 +79,8 @@ def test_clients_are_heard_one_at_a_time_and_each_gets_the_running_mean_so_far(b
     assert not server.has_model
     other = bench.server()
     other.set_state(server.state())
-    assert torch.equal(other.memory["means"], server.memory["means"])
-    assert torch.equal(other.memory["counts"], server.memory["counts"])
+    assert torch.equal(other.memory.arrays["means"], server.memory.arrays["means"])
+    assert torch.equal(other.memory.arrays["counts"], server.memory.arrays["counts"])
 
 
 def test_a_round_costs_2_c2_numbers_a_client_and_any_architectures_will_do(experiment, tmp_path):

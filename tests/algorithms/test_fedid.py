@@ -12,7 +12,6 @@ import fedstill
 from fedstill.algorithms import make
 from fedstill.algorithms.fedid import FedID, Lesson
 from fedstill.common.errors import FedstillError
-from fedstill.data.examples import Examples
 from fedstill.models import ModelSpec, build
 from fedstill.wire.messages import Hello, Scores
 from fedstill.wire.replies import Replies
@@ -95,7 +94,7 @@ def flat(gradients):
 def feedback_gradient(scene, algorithm, lesson, name):
     """The gradient of what our client minimises, with the transfer term off."""
     me = scene.clients[name]
-    me.__dict__["data"] = replace(me.data, train=Examples(me.data.train.store, np.zeros(SIZES[name], int)))
+    me.__dict__["data"] = replace(me.data, train=me.data.train.pick(np.zeros(SIZES[name], int)))
     parameters = [p for p in me.model.module.parameters() if p.requires_grad]
     logits = scene.logits(me, dict(me.model.module.named_parameters()), scene.bench.public)
     phase = me.phase("converse", 1)
@@ -199,13 +198,13 @@ def test_a_client_steps_towards_the_ensemble_and_by_the_feedback_towards_its_own
     ensemble = sum(share * heard[name].logits for name, share in scene.shares().items())
     torch.testing.assert_close(lesson.ensemble, ensemble)
     me = scene.clients["films"]
-    me.__dict__["data"] = replace(me.data, train=Examples(me.data.train.store, np.zeros(20, int)))
+    me.__dict__["data"] = replace(me.data, train=me.data.train.pick(np.zeros(20, int)))
     theta = {name: p.detach().clone().requires_grad_() for name, p in me.model.module.named_parameters()}
     logits = scene.logits(me, theta, bench.public)
     own = F.cross_entropy(logits, heard["films"].logits.argmax(-1))
     loss = F.cross_entropy(logits, ensemble.argmax(-1)) + 3.0 * 0.2 * float(lesson.feedback) * own
     gradients = torch.autograd.grad(loss, list(theta.values()))
-    me.memory |= {"asked": ALL, "said": heard["films"].logits}
+    me.memory.arrays |= {"asked": ALL, "said": heard["films"].logits}
     algorithm.learn(me, lesson)
     for (name, value), gradient in zip(theta.items(), gradients, strict=True):
         torch.testing.assert_close(me.parameters()[name], (value - RATE * gradient).detach())
@@ -289,7 +288,7 @@ def test_client_rate_is_a_factor_on_the_clients_steps_alone(bench):
         scene = Scene(bench)
         lesson = scene.teach(FedID(client_rate=rate, feedback="none"))
         me = scene.clients["films"]
-        me.memory |= {"asked": ALL, "said": me.predict()}
+        me.memory.arrays |= {"asked": ALL, "said": me.predict()}
         before = me.parameters()
         FedID(client_rate=rate, feedback="none").learn(me, lesson)
         moved.append(torch.cat([(me.parameters()[name] - value).flatten() for name, value in before.items()]))

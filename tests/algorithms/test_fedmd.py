@@ -7,7 +7,7 @@ import fedstill
 from fedstill.algorithms import make
 from fedstill.algorithms.fedmd import Consensus, FedMD
 from fedstill.common.errors import FedstillError
-from fedstill.data.examples import Examples
+from fedstill.data.examples import Labelled
 from fedstill.plan.prepare import prepare
 from fedstill.wire.messages import decode
 from tests.engines.test_resume import stop_after
@@ -109,7 +109,7 @@ def test_everybody_learns_the_labelled_public_rows_first_unless_told_otherwise(i
     for name in CLIENTS:
         alone = plan.make_client(name, lambda event: None)
         if pretrain:
-            alone.train(Examples(alone.data.public.store, labelled, torch.from_numpy(plan.row_labels[labelled])))
+            alone.train(Labelled(alone.data.public.store, labelled, torch.from_numpy(plan.row_labels[labelled])))
         alone.enter(1)
         alone.train()
         same(clients[name], alone.parameters(), tolerance=0)

@@ -56,7 +56,11 @@ def test_buffers_are_averaged_and_integers_are_the_first_clients(bench):
     after = me.parameters()
     assert after["norm.running_var"].tolist() == [0.75, 0.75]
     assert after["norm.num_batches_tracked"] == 4
-    assert set(me.memory["m"]) == set(me.memory["v"]) == {name for name, _ in me.model.module.named_parameters()}
+    assert (
+        set(me.memory.mappings["m"])
+        == set(me.memory.mappings["v"])
+        == {name for name, _ in me.model.module.named_parameters()}
+    )
 
 
 def test_layers_that_share_a_parameter_still_share_it(bench):

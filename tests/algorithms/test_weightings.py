@@ -99,7 +99,7 @@ def test_a_learnable_beta_lands_near_the_minimiser_that_scipy_finds(bench, opini
     best = minimize_scalar(loss, bounds=(0.01, 100), method="bounded").x
     assert 0.5 < best < 20, "the case must have its minimum inside"
     weights = ENWC(beta=5.0, learnable=True)(me, ups, numbers(*LOSSES))
-    learnt = me.memory["beta"]
+    learnt = me.memory.numbers["beta"]
     assert learnt == pytest.approx(best, rel=0.05)
     assert loss(learnt) < loss(5.0)
     assert weights.tolist() == pytest.approx(softmax(-learnt * np.array(LOSSES)).tolist(), rel=1e-9)
@@ -113,9 +113,9 @@ def test_a_learnable_beta_goes_on_from_what_it_learnt_before(bench, opinions):
     me, ups = labelled_case(bench, opinions, (-1.0, 0.0, 3.0))
     weighting = ENWC(beta=20.0, learnable=True)
     weighting(me, ups, numbers(*LOSSES))
-    first = me.memory["beta"]
+    first = me.memory.numbers["beta"]
     weighting(me, ups, numbers(*LOSSES))
-    second = me.memory["beta"]
+    second = me.memory.numbers["beta"]
     assert 20.0 > first > second >= 0.01
     assert weighting.current(me) == second
 
@@ -124,12 +124,12 @@ def test_a_learnable_beta_stays_within_its_bounds(bench, opinions):
     # The best fit is also by far the best teacher, so that more beta is always better, up to 100.
     me, ups = labelled_case(bench, opinions, (6.0, -3.0, -3.0))
     ENWC(beta=90.0, learnable=True)(me, ups, numbers(0.0, 0.01, 0.02))
-    assert 90.0 < me.memory["beta"] <= 100.0 * (1 + 1e-12)
+    assert 90.0 < me.memory.numbers["beta"] <= 100.0 * (1 + 1e-12)
 
 
 def test_a_fixed_beta_ignores_what_was_learnt(bench):
     me = bench.server()
-    me.memory["beta"] = 1.0
+    me.memory.numbers["beta"] = 1.0
     assert ENWC(beta=5.0).current(me) == 5.0
 
 

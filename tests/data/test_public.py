@@ -7,6 +7,7 @@ import fedstill
 from fedstill.common.errors import FedstillError
 from fedstill.data import corpora, partition
 from fedstill.data.corpora import CorpusSpec
+from fedstill.data.examples import Labelled
 from fedstill.data.partition import PartitionSpec
 from fedstill.data.public import PublicSpec, with_public
 from fedstill.plan.prepare import prepare
@@ -57,7 +58,7 @@ def test_labels_of_public_rows_are_gone(private, elsewhere, tmp_path):
     experiment, plan, _ = prepare(chosen, tmp_path)
     assert experiment.labels == ["bad", "good", "so-so"]  # not the stars of the films
     assert set(plan.row_labels[plan.partition.public]) == {-1}
-    assert plan.make_server(lambda event: None).data.public.labels is None
+    assert not isinstance(plan.make_server(lambda event: None).data.public, Labelled)
     without = fedstill.Experiment(corpus=private, clients="bow", server="bow")
     _, plan, corpus = prepare(without, tmp_path)
     assert set(plan.row_labels[plan.partition.public]) == {-1}  # nor can anybody see those of its own

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from fedstill.common.errors import FedstillError
-from fedstill.data.examples import Examples
+from fedstill.data.examples import Labelled
 from fedstill.data.tokens import TokenStore
 from fedstill.learning.fast import Fast, accelerate
 from fedstill.learning.influence import Moment, differentiable, gradient
@@ -21,7 +21,7 @@ def data():
     store = TokenStore(
         random.integers(5, 900, lengths.sum()).astype(np.int32), np.concatenate([[0], np.cumsum(lengths)]), None
     )
-    return Examples(store, np.arange(12), torch.from_numpy(random.integers(0, 3, 12)))
+    return Labelled(store, np.arange(12), torch.from_numpy(random.integers(0, 3, 12)))
 
 
 def phase_of(name, data):

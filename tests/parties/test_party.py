@@ -7,7 +7,7 @@ from safetensors.torch import load, save
 from sklearn.metrics import f1_score
 
 from fedstill.common.errors import FedstillError
-from fedstill.data.examples import Examples
+from fedstill.data.examples import NO_ROWS, Examples, Labelled
 from fedstill.data.tokens import TokenStore
 from fedstill.learning.losses import kl
 from fedstill.learning.phases import PhaseSettings
@@ -16,6 +16,7 @@ from fedstill.models.small import BagOfWords, TextCNN
 from fedstill.models.tokenizers import HashedNgrams
 from fedstill.parties.client import Client
 from fedstill.parties.evaluation import Evaluation
+from fedstill.parties.memory import Memory
 from fedstill.parties.party import PartyData, PartySpec, Surroundings, TrainSettings
 from fedstill.parties.server import Server
 
@@ -33,7 +34,7 @@ def rows():
     ids, offsets, _ = TOKENIZER.encode(texts, None, 64)
     store = TokenStore(ids, offsets, None)
     labels[::7] = 1 - labels[::7]
-    return lambda start, end: Examples(store, np.arange(start, end), torch.from_numpy(labels[start:end]))
+    return lambda start, end: Labelled(store, np.arange(start, end), torch.from_numpy(labels[start:end]))
 
 
 class Counted(BagOfWords):
@@ -64,7 +65,7 @@ def client(rows):
         settings = {"epochs": 2, "batch": 8} | train
         spec = PartySpec(ModelSpec(name="bow"), TrainSettings(**settings), PhaseSettings(epochs=1, batch=8))
         data = PartyData(
-            public=replace(rows(0, 20), labels=None),
+            public=Examples(rows(0, 20).store, np.arange(20)),
             train=rows(20, 40),
             validation=rows(40, 50),
             evaluation=Evaluation(rows(40, 60), {"test": np.arange(20), "test/books": np.arange(5, 20)}),
@@ -209,7 +210,7 @@ def test_validation_f1_is_measured_on_the_validation_rows(client):
 
 def test_validation_f1_falls_back_on_the_training_rows(client):
     party = client()
-    party.data = replace(party.data, validation=None)
+    party.data = replace(party.data, validation=NO_ROWS)
     predicted = party.predict(party.data.train).argmax(-1).numpy()
     labels = party.data.train.labels.numpy()
     assert party.validation_f1() == pytest.approx(f1_score(labels, predicted, average="weighted"))
@@ -219,7 +220,7 @@ def test_label_counts_have_a_place_for_every_class(client, rows):
     party = client()
     assert party.label_counts().tolist() == np.bincount(party.data.train.labels, minlength=2).tolist()
     ones = rows(20, 40)
-    party.data = replace(party.data, train=Examples(ones.store, ones.rows[:3], torch.zeros(3, dtype=torch.int64)))
+    party.data = replace(party.data, train=Labelled(ones.store, ones.rows[:3], torch.zeros(3, dtype=torch.int64)))
     assert (party.label_counts().tolist(), party.size) == ([3, 0], 3)
 
 
@@ -271,7 +272,7 @@ def test_a_phase_lives_until_the_round_ends(client):
 
 def test_a_client_without_rows_is_refused_by_name(client):
     party = client(name="films")
-    party.data = replace(party.data, train=None)
+    party.data = replace(party.data, train=NO_ROWS)
     with pytest.raises(FedstillError, match="films has no labelled rows to train on"):
         party.train()
     assert party.size == 0
@@ -314,22 +315,19 @@ def test_parameters_of_another_architecture_are_refused_in_a_sentence(client, ch
 def test_a_state_written_and_read_brings_back_model_and_memory(client):
     party = client()
     trained(party)
-    party.memory = {
-        "beta": 2.5,
-        "rounds seen": 3,
-        "mean": torch.arange(6.0).reshape(2, 3).t(),
-        "counts": torch.tensor([1, 2]),
-        "teacher": {"embeddings.weight": torch.randn(2, 2), "a/b": torch.zeros(1)},
-    }
+    party.memory = Memory(
+        arrays={"mean": torch.arange(6.0).reshape(2, 3).t(), "counts": torch.tensor([1, 2])},
+        mappings={"teacher": {"embeddings.weight": torch.randn(2, 2), "a/b": torch.zeros(1)}},
+        numbers={"beta": 2.5, "rounds seen": 3},
+    )
     other = client()
-    other.memory = {"stale": 1.0}
+    other.memory = Memory(numbers={"stale": 1.0})
     other.set_state(load(save(party.state())))
     assert equal(other.parameters(), party.parameters())
-    assert set(other.memory) == set(party.memory)
-    assert (other.memory["beta"], other.memory["rounds seen"]) == (2.5, 3)
-    assert torch.equal(other.memory["mean"], party.memory["mean"])
-    assert torch.equal(other.memory["counts"], party.memory["counts"])
-    assert equal(other.memory["teacher"], party.memory["teacher"])
+    assert other.memory.numbers == {"beta": 2.5, "rounds seen": 3}
+    assert equal(other.memory.arrays, party.memory.arrays)
+    assert set(other.memory.mappings) == {"teacher"}
+    assert equal(other.memory.mappings["teacher"], party.memory.mappings["teacher"])
 
 
 def test_a_party_that_goes_on_from_a_state_ends_where_it_would_have_ended(client):
@@ -350,10 +348,10 @@ def test_a_server_whose_model_was_never_used_builds_and_saves_none(client):
 
     like = client()
     server = Server("server", like.spec, like.data, like.around, make_model)
-    server.memory["beta"] = 1.5
+    server.memory.numbers["beta"] = 1.5
     assert set(server.state()) == {"number/beta"}
     server.set_state({"number/beta": torch.tensor(0.5, dtype=torch.float64)})
-    assert server.memory == {"beta": 0.5}
+    assert server.memory == Memory(numbers={"beta": 0.5})
     assert not server.has_model
     assert built == []
 

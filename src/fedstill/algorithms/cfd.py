@@ -55,13 +55,13 @@ class CFD(Algorithm):
     def start(self, fed: Federation) -> None:
         theta = fed.server.parameters()
         if self.restart:
-            fed.server.memory["theta_0"] = theta
+            fed.server.memory.mappings["theta_0"] = theta
         if failures := fed.call("begin", Parameters(theta), clients=list(fed.clients)).failures:
             raise FedstillError(f"CFD starts everybody from one model, and {failures[0].client} did not take it.")
 
     def begin(self, me: Client, first: Parameters) -> Done:
         """Keep theta_0: every round starts there."""
-        me.memory["theta_0"] = dict(first.parameters)
+        me.memory.mappings["theta_0"] = dict(first.parameters)
         _restart(me)
         return Done()
 
@@ -83,16 +83,14 @@ class CFD(Algorithm):
 
 
 def _restart(me: Party) -> None:
-    theta = me.memory["theta_0"]
-    assert isinstance(theta, dict)
-    me.set_parameters(theta)
+    me.set_parameters(me.memory.mappings["theta_0"])
 
 
 def _send(me: Party, probabilities: Tensor, bits: Bits, as_difference: bool = True) -> SoftLabels:
     """What a party thinks, in so many bits; it remembers what it has sent."""
     if bits == 32:
         return SoftLabels(me.round, probabilities=probabilities)
-    codes, last = quantise(probabilities, bits), _notes(me, "sent")
+    codes, last = quantise(probabilities, bits), me.memory.mappings.setdefault("sent", {})
     before = last.get("codes") if as_difference else None
     since = int(last["round"]) if before is not None else 0
     last |= {"codes": codes, "round": torch.tensor(me.round)}
@@ -105,7 +103,7 @@ def _receive(me: Party, sender: str, said: SoftLabels, bits: Bits) -> Tensor:
         return said.probabilities
     if bits == 32 or said.codes is None:
         raise BadMessage(f"{sender} sends {me.name} other labels than the {bits} bits that were agreed.")
-    last = _notes(me, "received")
+    last = me.memory.mappings.setdefault("received", {})
     held = int(last.get(f"round/{sender}", torch.tensor(0)))
     if said.since not in (0, held):
         raise BadMessage(
@@ -118,9 +116,3 @@ def _receive(me: Party, sender: str, said: SoftLabels, bits: Bits) -> Tensor:
         raise BadMessage(f"{sender} sends {me.name} labels that do not sum to one.")
     last |= {f"codes/{sender}": codes, f"round/{sender}": torch.tensor(said.round)}
     return dequantise(codes, bits)
-
-
-def _notes(me: Party, name: str) -> dict[str, Tensor]:
-    notes = me.memory.setdefault(name, {})
-    assert isinstance(notes, dict)
-    return notes

@@ -43,5 +43,5 @@ class DSFL(Algorithm):
     def server(self, me: Server, ups: Replies[Opinion]) -> Answer:
         weights = ups.shares if self.weights == "size" else uniform(len(ups))
         sharpened = ups.blend("logits", weights) / self.temperature
-        me.distill(sharpened, distillation(self.server_loss), also=me.data.labelled if self.labelled else None)
+        me.distill(sharpened, distillation(self.server_loss), also=me.labelled_rows() if self.labelled else None)
         return Answer(sharpened)

@@ -67,8 +67,6 @@ def _divergence(logits: Tensor, probabilities: Tensor) -> Tensor:
 
 def label_means(me: Client, outputs: Tensor) -> LabelMeans:
     """The mean of a client's outputs for its rows of each label."""
-    assert me.data.train is not None
-    assert me.data.train.labels is not None
     labels, classes = me.data.train.labels, outputs.shape[1]
     counts = torch.bincount(labels, minlength=classes)
     sums = torch.zeros(classes, classes, dtype=torch.float64).index_add_(0, labels, outputs.double())
@@ -77,14 +75,14 @@ def label_means(me: Client, outputs: Tensor) -> LabelMeans:
 
 def remember(me: Client, answer: LabelMeans) -> None:
     """Keep an answer for the next training."""
-    me.memory |= {"means": answer.means, "counts": answer.counts}
+    me.memory.arrays |= {"means": answer.means, "counts": answer.counts}
 
 
 def with_label_means(me: Client, strength: float, distance: Loss) -> Loss:
     """The client's own loss and, on rows whose label it remembers a mean of, `strength` times the distance to that."""
     own = me.label_loss()
-    means, counts = me.memory.get("means"), me.memory.get("counts")
-    if not isinstance(means, Tensor) or not isinstance(counts, Tensor):  # nobody has answered yet
+    means, counts = me.memory.arrays.get("means"), me.memory.arrays.get("counts")
+    if means is None or counts is None:  # nobody has answered yet
         return own
     goals, weights = means.to(me.around.device), strength * (counts > 0).to(me.around.device, torch.float32)
 

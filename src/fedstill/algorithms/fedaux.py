@@ -73,32 +73,30 @@ class FedAUX(FedAvg):
         replies = fed.call("certify", Parameters(fed.server.parameters()), clients=list(fed.clients))
         if replies.failures:
             raise FedstillError(f"FedAUX needs everybody's scores, and {replies.failures[0].client} sent none.")
-        fed.server.memory["certainty"] = {name: said.scores for name, said in replies.items()}
+        fed.server.memory.mappings["certainty"] = {name: said.scores for name, said in replies.items()}
 
     def certify(self, me: Client, first: Parameters) -> Certainty:
         """Take theta_0, tell the own rows from the public ones, and say how much each public one looks like them."""
         me.set_parameters(first.parameters)
-        assert me.data.train is not None
         module, precision = me.model.module, me.around.precision
         own, public = in_unit_ball(
             features(module, me.data.train, precision), features(module, me.data.public, precision)
         )
         sides = torch.cat([torch.ones(len(own)), -torch.ones(len(public))]).double()
         weights = separator(torch.cat([own, public]), sides, self.regularisation)
-        if self.epsilon is not None:
-            noise = me.generator("privacy").normal(scale=self.deviation(len(sides)), size=len(weights))
-            weights = weights + torch.from_numpy(noise)
+        noise = me.generator("privacy").normal(scale=self.deviation(len(sides)), size=len(weights))
+        weights = weights + torch.from_numpy(noise)
         return Certainty((public @ weights).sigmoid().clamp(min=self.floor).float())
 
     def deviation(self, rows: int) -> float:
         """The noise on each weight; replacing one of the rows moves the weights by the sensitivity at most."""
-        assert self.epsilon is not None
+        if self.epsilon is None:
+            return 0.0
         sensitivity = 2 / (self.regularisation * rows)
         return math.sqrt(2 * math.log(1.25 / self.delta)) * sensitivity / self.epsilon
 
     def server(self, me: Server, ups: Replies[Parameters]) -> Parameters:
-        certainty = me.memory["certainty"]
-        assert isinstance(certainty, dict)
+        certainty = me.memory.mappings["certainty"]
         scores = torch.stack([certainty[name] for name in ups]).double()
         logits = torch.stack([me.model_from(said.parameters).predict() for said in ups.values()])
         ensemble = ((scores / scores.sum(0))[:, :, None] * logits).sum(0).to(logits.dtype)

@@ -44,7 +44,7 @@ class FedDF(Algorithm):
         me = fed.server
         for architecture in _groups(fed.clients):
             if architecture != me.model.architecture:
-                me.memory[_slot(architecture)] = me.model_from(None, architecture).parameters()
+                me.memory.mappings[_slot(architecture)] = me.model_from(None, architecture).parameters()
         return self._answers(me, fed.clients)
 
     def digest(self, me: Client, answer: Parameters) -> None:
@@ -66,16 +66,14 @@ class FedDF(Algorithm):
                 student.set_parameters(own.average("parameters", own.shares))
             self._refine(student, ensemble)
             if student is not me:
-                me.memory[_slot(architecture)] = student.parameters()
+                me.memory.mappings[_slot(architecture)] = student.parameters()
         return self._answers(me, ups.clients)
 
     def _refine(self, student: Party, ensemble: Tensor) -> None:
         scratch_rate = 1e-3 if student.spec.model.is_small else None
         changes = {"schedule": "cosine", "rate": self.rate or student.spec.distill.rate or scratch_rate}
         settings = student.spec.distill.model_copy(update=changes)
-        best = (
-            _Best(student, self.patience) if student.data.labelled is not None and len(student.data.labelled) else None
-        )
+        best = _Best(student, self.patience) if len(student.data.labelled) else None
         student.distill(ensemble, kl, settings=settings, until=best)
         if best is not None:
             student.set_parameters(best.parameters)
@@ -84,8 +82,8 @@ class FedDF(Algorithm):
         """To everybody, active or not, the model of its architecture."""
         answers: dict[str, Message] = {}
         for architecture, names in _groups(clients).items():
-            own = me.parameters() if architecture == me.model.architecture else me.memory[_slot(architecture)]
-            assert isinstance(own, dict)
+            is_own = architecture == me.model.architecture
+            own = me.parameters() if is_own else me.memory.mappings[_slot(architecture)]
             answers |= dict.fromkeys(names, Parameters.of(own, self.width))
         return answers
 
@@ -100,9 +98,7 @@ class _Best:
 
     def __call__(self) -> bool:
         """Whether `patience` epochs have passed without a smaller loss."""
-        data = self.party.data.labelled
-        assert data is not None
-        assert data.labels is not None
+        data = self.party.labelled_rows()
         loss = float(ce(self.party.predict(data), data.labels).mean())
         self.waited += 1
         if loss < self.loss:

@@ -136,7 +136,7 @@ class FedDRS(Algorithm):
     def server(self, me: Server, ups: Replies[Parameters]) -> Work:
         models = {name: up.parameters for name, up in ups.items()}
         if self.post:
-            me.memory |= {_slot(name): dict(parameters) for name, parameters in models.items()}
+            me.memory.mappings |= {_slot(name): dict(parameters) for name, parameters in models.items()}
         passes = self.passes if self.passes is not None else int(self.variant != "post_only")
         counts = dict(zip(ups, ups.label_counts, strict=True))
         self._refine(me, models, counts, passes, self.strength)
@@ -145,8 +145,8 @@ class FedDRS(Algorithm):
     def finish(self, fed: Federation, answer: Answers) -> None:
         me = fed.server
         if self.post:
-            known = {name: me.memory[_slot(name)] for name in fed.clients if _slot(name) in me.memory}
-            models = {name: parameters for name, parameters in known.items() if isinstance(parameters, dict)}
+            known = me.memory.mappings
+            models = {name: known[_slot(name)] for name in fed.clients if _slot(name) in known}
             counts = {name: c.double() for name in models if (c := fed.clients[name].label_counts) is not None}
             strength = self.strength if self.lambda_post is None else self.lambda_post
             self._refine(me, models, counts, self.post, strength)

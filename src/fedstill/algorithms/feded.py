@@ -43,5 +43,5 @@ class FedED(Algorithm):
 
     def server(self, me: Server, ups: Replies[Opinion]) -> Parameters:
         ensemble = ups.blend("logits", ups.shares)
-        me.distill(ensemble, distillation(self.server_loss), also=me.data.labelled if self.labelled else None)
+        me.distill(ensemble, distillation(self.server_loss), also=me.labelled_rows() if self.labelled else None)
         return Parameters.of(me.parameters(), self.width)

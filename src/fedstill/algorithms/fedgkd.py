@@ -50,13 +50,12 @@ class FedGKD(Algorithm):
 
     def digest(self, me: Client, answer: GlobalModels) -> None:
         me.set_parameters(answer.newest)
-        me.memory.pop("teacher", None)
+        me.memory.mappings.pop("teacher", None)
         if answer.mean is not None:
-            me.memory["teacher"] = dict(answer.mean)
+            me.memory.mappings["teacher"] = dict(answer.mean)
 
     def opine(self, me: Client) -> Parameters:
-        mean = me.memory.pop("teacher", None)
-        assert mean is None or isinstance(mean, dict)
+        mean = me.memory.mappings.pop("teacher", None)
         own = me.label_loss()
 
         def loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -73,9 +72,9 @@ class FedGKD(Algorithm):
     def _answer(self, me: Server) -> GlobalModels:
         newest = me.parameters()
         last = [newest]
-        while len(last) < self.models and isinstance(older := me.memory.get(f"model {len(last) - 1}"), dict):
+        while len(last) < self.models and (older := me.memory.mappings.get(f"model {len(last) - 1}")) is not None:
             last.append(older)
-        me.memory |= {f"model {age}": model for age, model in enumerate(last)}
+        me.memory.mappings |= {f"model {age}": model for age, model in enumerate(last)}
         if len(last) == 1:
             return GlobalModels(newest)
         models = Replies({f"{age:06}": Parameters(model) for age, model in enumerate(last)})

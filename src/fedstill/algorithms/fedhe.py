@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from fedstill.algorithms.base import Algorithm, Answers, Federation, NotNegative, Role
 from fedstill.algorithms.fd import LabelMeans, label_means, remember, with_label_means
@@ -47,15 +46,11 @@ class FedHe(Algorithm):
         return label_means(me, me.predict(me.data.train))
 
     def server(self, me: Server, ups: Replies[LabelMeans]) -> LabelMeans:
+        memory = me.memory.arrays
         for said in ups.values():
-            means, counts = me.memory.get("means"), me.memory.get("counts")
-            if not isinstance(means, Tensor) or not isinstance(counts, Tensor):
-                means, counts = torch.zeros_like(said.means, dtype=torch.float64), torch.zeros_like(said.counts)
+            means = memory.get("means", torch.zeros_like(said.means, dtype=torch.float64))
+            counts = memory.get("counts", torch.zeros_like(said.counts))
             seen = (said.counts > 0).int()
-            counts = counts + seen
-            share = (seen.double() / counts.clamp(min=1))[:, None]
-            me.memory |= {"means": means + share * (said.means - means), "counts": counts}
-        means, counts = me.memory["means"], me.memory["counts"]
-        assert isinstance(means, Tensor)
-        assert isinstance(counts, Tensor)
-        return LabelMeans(means.float(), counts)
+            share = (seen.double() / (counts + seen).clamp(min=1))[:, None]
+            memory |= {"means": means + share * (said.means - means), "counts": counts + seen}
+        return LabelMeans(memory["means"].float(), memory["counts"])

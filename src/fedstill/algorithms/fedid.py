@@ -16,7 +16,7 @@ from torch import Tensor
 from fedstill.algorithms.base import Algorithm, Answers, Federation, NotNegative, Positive
 from fedstill.algorithms.mhat import one_hot
 from fedstill.common.errors import FedstillError
-from fedstill.data.examples import Examples
+from fedstill.data.examples import Labelled
 from fedstill.learning.influence import Moment, differentiable, gradient
 from fedstill.learning.losses import Distillation, distillation, hard, probability_ce
 from fedstill.learning.phases import Phase
@@ -119,8 +119,7 @@ class FedID(Algorithm):
         own = ups.change("logits", LABELS[self.ensemble])
         y = own.blend("logits", ups.shares)  # Eq. 10
         y = y.softmax(-1) if self.ensemble == "logits" else y
-        labelled = me.data.labelled
-        assert labelled is not None
+        labelled = me.labelled_rows()
         worth = []
         for batch in torch.split(torch.arange(len(rows)), plain.batch):
             chosen = random.choice(len(labelled), min(plain.batch, len(labelled)), replace=False)
@@ -138,7 +137,7 @@ class FedID(Algorithm):
             gradient=torch.cat(worth) if self.feedback == "exact" else None,
         )
 
-    def _step(self, phase: Phase, rows: Tensor, y: Tensor, own: Replies[Scores], labelled: Examples) -> Tensor:
+    def _step(self, phase: Phase, rows: Tensor, y: Tensor, own: Replies[Scores], labelled: Labelled) -> Tensor:
         """One step of the server (Eq. 11), and its feedback: h [], h_k [K], or a gradient [B, C]."""
 
         def loss(logits: Tensor) -> Tensor:
@@ -175,14 +174,12 @@ class FedID(Algorithm):
             return Done()
         logits = me.predict(me.data.public.pick(lesson.rows.numpy()))  # Eq. 9
         _refuse_divergence(me, logits)
-        me.memory |= {"asked": lesson.rows.long(), "said": logits}
+        me.memory.arrays |= {"asked": lesson.rows.long(), "said": logits}
         return Scores(logits)
 
     def learn(self, me: Client, lesson: Lesson) -> None:
         """Eq. 15, a step a batch."""
-        asked, said = me.memory["asked"], me.memory["said"]
-        assert isinstance(asked, Tensor)
-        assert isinstance(said, Tensor)
+        asked, said = me.memory.arrays["asked"], me.memory.arrays["said"]
         rate = self.client_rate * (me.spec.distill.rate or me.model.rate)
         settings = me.spec.distill.model_copy(update={"rate": rate})
         for number, batch in enumerate(torch.split(torch.arange(len(asked)), lesson.batch)):
@@ -228,15 +225,13 @@ def _measure(me: Client, phase: Phase, transfer: Tensor, feedback: Tensor) -> No
     for name, loss in (("transfer norm", transfer), ("feedback norm", feedback)):
         parts = torch.autograd.grad(loss, phase.parameters, retain_graph=True, allow_unused=True)
         norm = torch.stack([part.norm() for part in parts if part is not None]).norm()
-        so_far = me.memory.get(name, 0.0)
-        assert isinstance(so_far, float)
-        me.memory[name] = so_far + float(norm)
+        me.memory.numbers[name] = me.memory.numbers.get(name, 0.0) + float(norm)
 
 
 def _report(me: Client) -> None:
     """The conversation is over: what it remembered goes, the ratio of the norms into the record."""
     for name in ("asked", "said"):
-        me.memory.pop(name, None)
-    transfer, feedback = me.memory.pop("transfer norm", None), me.memory.pop("feedback norm", None)
-    if isinstance(transfer, float) and isinstance(feedback, float) and transfer > 0:
+        me.memory.arrays.pop(name, None)
+    transfer, feedback = (me.memory.numbers.pop(f"{part} norm", 0.0) for part in ("transfer", "feedback"))
+    if transfer > 0:
         me.observe("gradient norms", {"feedback / transfer": feedback / transfer})

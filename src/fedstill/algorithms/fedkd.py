@@ -62,7 +62,7 @@ class FedKD(Algorithm):
         else:
             weights = ups.shares
         loss = {"released": distillation("mse"), "text": distillation("kl"), "original": distillation("l1")}
-        also = me.data.labelled if self.labelled else None
+        also = me.labelled_rows() if self.labelled else None
         me.distill(ups.blend("logits", weights), loss[self.reading], also=also)
 
     def _disguise(self, me: Client, logits: Tensor) -> Tensor:

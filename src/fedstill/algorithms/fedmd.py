@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedstill.algorithms.base import Algorithm, Answers, Federation, Role
-from fedstill.data.examples import Examples
+from fedstill.data.examples import Labelled
 from fedstill.learning.losses import Distillation, distillation
 from fedstill.parties.client import Client
 from fedstill.wire.messages import Done, Message, Scores, array
@@ -53,9 +53,8 @@ class FedMD(Algorithm):
     cost: ClassVar[str] = "N_r C (K+1)"
 
     def start(self, fed: Federation) -> None:
-        labelled = fed.server.data.labelled
-        if self.pretrain and labelled is not None and labelled.labels is not None and len(labelled):
-            fed.call("transfer", Labels(labelled.labels.int()), clients=list(fed.clients))
+        if self.pretrain and len(fed.server.data.labelled):
+            fed.call("transfer", Labels(fed.server.labelled_rows().labels.int()), clients=list(fed.clients))
 
     def round(self, fed: Federation, answer: Answers) -> Consensus:
         public = len(fed.server.data.public)
@@ -68,8 +67,7 @@ class FedMD(Algorithm):
     def transfer(self, me: Client, known: Labels) -> Done:
         """Learn the labelled public rows, before the first own training."""
         labelled = me.data.labelled
-        assert labelled is not None
-        losses = me.train(Examples(labelled.store, labelled.rows, known.labels.long()))
+        losses = me.train(Labelled(labelled.store, labelled.rows, known.labels.long()))
         return Done(loss=min(losses.mean))
 
     def communicate(self, me: Client, question: Consensus) -> Scores:

@@ -39,9 +39,7 @@ class FedOpt(FedAvg):
         mean = ups.average("parameters", ups.shares if self.weights == "size" else uniform(len(ups)))
         # By what is not a buffer: a parameter that two layers share has two names here, which must move together.
         buffers = {name for name, _ in me.model.module.named_buffers(remove_duplicate=False)}
-        first, second = me.memory.get("m", {}), me.memory.get("v", {})
-        assert isinstance(first, dict)
-        assert isinstance(second, dict)
+        first, second = (me.memory.mappings.get(moment, {}) for moment in ("m", "v"))
         m, v = {}, {}
         for name in [name for name in theta if name not in buffers]:
             change = mean[name] - theta[name]
@@ -49,6 +47,6 @@ class FedOpt(FedAvg):
             m[name] = self.beta1 * first.get(name, zero) + (1 - self.beta1) * change
             v[name] = self.beta2 * second.get(name, zero + self.tau**2) + (1 - self.beta2) * change**2
             mean[name] = theta[name] + self.rate * m[name] / (v[name].sqrt() + self.tau)
-        me.memory |= {"m": m, "v": v}
+        me.memory.mappings |= {"m": m, "v": v}
         me.set_parameters(mean)
         return Parameters.of(me.parameters(), self.width)

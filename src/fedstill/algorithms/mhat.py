@@ -41,7 +41,7 @@ class MHAT(Algorithm):
         return Opinion(me.predict())
 
     def server(self, me: Server, ups: Replies[Opinion]) -> Answer:
-        weights, also = ups.shares, me.data.labelled if self.labelled else None
+        weights, also = ups.shares, me.labelled_rows() if self.labelled else None
         if self.server_loss == "hard":
             # sum_k w_k CE(f, y_k) is the cross-entropy with the share of votes of each class.
             votes = ups.change("logits", one_hot)

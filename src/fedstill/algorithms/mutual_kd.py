@@ -66,25 +66,23 @@ class MutualKD(Algorithm):
         return Student(fed.server.parameters(), is_whole=True, rounds=fed.rounds)
 
     def digest(self, me: Client, answer: Student) -> None:
-        theta = dict(answer.parts) if answer.is_whole else changed(_theta(me), expand(answer.parts))
-        me.memory["theta"] = theta  # the next answer speaks of this one, not of what training makes of it
-        me.memory["rounds"] = float(answer.rounds)
+        theta = dict(answer.parts) if answer.is_whole else changed(me.memory.mappings["theta"], expand(answer.parts))
+        me.memory.mappings["theta"] = theta  # the next answer speaks of this one, not of what training makes of it
+        me.memory.numbers["rounds"] = answer.rounds
         me.set_parameters(theta)
 
     def opine(self, me: Client) -> Student:
         self.learn(me)
-        rounds = me.memory["rounds"]
-        assert isinstance(rounds, float)
-        return Student(self._pack(difference(me.parameters(), _theta(me)), me.round, int(rounds)))
+        update = difference(me.parameters(), me.memory.mappings["theta"])
+        return Student(self._pack(update, me.round, int(me.memory.numbers["rounds"])))
 
     def learn(self, me: Client) -> None:
         """One phase in which teacher and student see the same batches."""
         teacher = self._teacher(me)
-        if not _show_layers(me, teacher) and me.memory.setdefault("noted", 0.0) == 0.0:
-            me.memory["noted"] = 1.0
+        if not _show_layers(me, teacher) and not me.memory.numbers.setdefault("noted", 0.0):
+            me.memory.numbers["noted"] = 1.0
             me.notes.append("teacher or student shows no hidden states: they learn from each other's logits only.")
         data, settings = me.training_rows(), me.spec.train
-        assert data.labels is not None
         weights = class_weights(data.labels, len(me.model.labels)) if settings.class_weights == "balanced" else None
         theirs, own = (Learner(p.new_phase("train", data, settings), p.label_loss()) for p in (teacher, me))
 
@@ -133,13 +131,6 @@ def difference(after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dic
 def changed(before: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The parameters after an update."""
     return {name: value + update[name] if value.is_floating_point() else update[name] for name, value in before.items()}
-
-
-def _theta(me: Client) -> dict[str, Tensor]:
-    """The student as it last came from the server."""
-    theta = me.memory["theta"]
-    assert isinstance(theta, dict)
-    return theta
 
 
 def _show_layers(me: Client, teacher: Party) -> bool:

@@ -67,15 +67,11 @@ class ENWC(Weighting):
 
     def current(self, me: Server) -> float:
         """The beta in use: the one learnt so far, or the one given."""
-        learnt = me.memory.get("beta", self.beta) if self.learnable else self.beta
-        assert isinstance(learnt, float | int)
-        return learnt
+        return me.memory.numbers.get("beta", self.beta) if self.learnable else self.beta
 
     def _learn(self, me: Server, ups: Replies[Opinion], losses: Tensor) -> None:
         """Follow the gradient of the blend's cross-entropy on the labelled rows; beta stays within 0.01 and 100."""
-        assert me.data.labelled is not None
-        assert me.data.labelled.labels is not None
-        opinions, labels = ups.column("labelled_logits").double(), me.data.labelled.labels
+        opinions, labels = ups.column("labelled_logits").double(), me.labelled_rows().labels
         log_beta = torch.tensor(math.log(self.current(me)), dtype=torch.float64, requires_grad=True)
         optimiser = torch.optim.Adam([log_beta], lr=0.05)
         for _ in range(100):
@@ -86,7 +82,7 @@ class ENWC(Weighting):
             optimiser.step()
             with torch.no_grad():
                 log_beta.clamp_(math.log(0.01), math.log(100.0))
-        me.memory["beta"] = float(log_beta.detach().exp())
+        me.memory.numbers["beta"] = float(log_beta.detach().exp())
         me.observe("beta", {"beta": self.current(me)})
 
     @property

@@ -44,18 +44,17 @@ class TensorStore:
 
 @dataclass(frozen=True)
 class Examples:
-    """Some rows of a store, with their labels where the holder may know them."""
+    """Some rows of a store."""
 
     store: Store
     rows: Ints
-    labels: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def pick(self, numbers: Ints) -> Examples:
         """Those of them, in that order."""
-        return Examples(self.store, self.rows[numbers], None if self.labels is None else self.labels[numbers])
+        return Examples(self.store, self.rows[numbers])
 
     @cached_property
     def lengths(self) -> Ints:
@@ -66,3 +65,17 @@ class Examples:
         """The model's input for those examples (numbered within these rows)."""
         arrays = self.store.batch(self.rows[picked.numpy()], training)
         return {name: torch.as_tensor(array).to(device, non_blocking=True) for name, array in arrays.items()}
+
+
+@dataclass(frozen=True)
+class Labelled(Examples):
+    """Rows whose labels the holder knows."""
+
+    labels: Tensor
+
+    def pick(self, numbers: Ints) -> Labelled:
+        """Those of them, in that order."""
+        return Labelled(self.store, self.rows[numbers], self.labels[numbers])
+
+
+NO_ROWS = Labelled(TensorStore("nothing", torch.empty(0)), np.empty(0, np.int64), torch.empty(0, dtype=torch.int64))

@@ -224,7 +224,7 @@ def export(party: Party, run: Path) -> None:
     """Write a party's model, and its predictions on the pooled test, into the record."""
     party.model.save(run / "models" / file_name(party.name))
     evaluation = party.data.evaluation
-    if evaluation is None or not len(evaluation.splits.get("test", ())):
+    if not len(evaluation.splits.get("test", ())):
         return
     rows = evaluation.splits["test"]
     tensors = {

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.randomness import Stream
-from fedstill.data.examples import Examples
+from fedstill.data.examples import Labelled
 from fedstill.learning.fast import switched_off
 from fedstill.learning.losses import ce
 from fedstill.learning.phases import Phase
@@ -69,9 +69,8 @@ class _With(nn.Module):
         return functional_call(model, theta, (), batch)
 
 
-def gradient(model: nn.Module, data: Examples, device: torch.device) -> dict[str, Tensor]:
+def gradient(model: nn.Module, data: Labelled, device: torch.device) -> dict[str, Tensor]:
     """v = grad L(theta) on labelled rows, in eval mode; parameters that do not matter have zeros."""
-    assert data.labels is not None
     was_training = model.training
     model.eval()
     named = dict(model.named_parameters())

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fedstill.common.errors import FedstillError
 from fedstill.common.randomness import Stream
 from fedstill.common.settings import Settings
-from fedstill.data.examples import Examples
+from fedstill.data.examples import Examples, Labelled
 from fedstill.learning.fast import card, fast_of
 from fedstill.learning.fast.vocabulary import shrink
 from fedstill.learning.losses import Loss, ce
@@ -168,9 +168,8 @@ class Phase:
         self.optimiser.zero_grad(set_to_none=True)
         self.taken += 1
 
-    def loss(self, data: Examples) -> Tensor:
+    def loss(self, data: Labelled) -> Tensor:
         """The mean cross-entropy on labelled rows, in eval mode."""
-        assert data.labels is not None
         return ce(predict(self.model, data, self.precision), data.labels).mean()
 
     def _refuse_divergence(self, mean: float, epoch: int) -> None:

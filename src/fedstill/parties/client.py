@@ -28,20 +28,14 @@ class Client(Party):
     @property
     def size(self) -> int:
         """n_k, the private training rows."""
-        return len(self.data.train) if self.data.train is not None else 0
+        return len(self.data.train)
 
     def label_counts(self) -> torch.Tensor:
         """How many training rows it has of each class."""
-        assert self.data.train is not None
-        assert self.data.train.labels is not None
         return torch.bincount(self.data.train.labels, minlength=len(self.kind.labels))
 
     def validation_f1(self) -> float:
         """Weighted F1 on its own validation rows, or on its training rows where it has none."""
-        data = (
-            self.data.validation if self.data.validation is not None and len(self.data.validation) else self.data.train
-        )
-        assert data is not None
-        assert data.labels is not None
+        data = self.data.validation if len(self.data.validation) else self.data.train
         predicted = self.predict(data).argmax(-1).numpy()
         return scores(data.labels.numpy(), predicted, len(self.model.labels))["f1"]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedstill.data.corpus import Ints
-from fedstill.data.examples import Examples
+from fedstill.data.examples import NO_ROWS, Labelled
 from fedstill.learning.losses import within_task
 from fedstill.learning.metrics import scores
 
@@ -21,7 +21,7 @@ from fedstill.learning.metrics import scores
 class Evaluation:
     """Labelled rows that a party measures itself on, predicted once, and the splits that are cut from them."""
 
-    data: Examples
+    data: Labelled
     splits: Mapping[str, Ints]
     means: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Splits whose scores are the plain mean over other splits: over tasks, each as important as any other."""
@@ -31,7 +31,6 @@ class Evaluation:
     @property
     def labels(self) -> Ints:
         """The true classes."""
-        assert self.data.labels is not None
         return self.data.labels.numpy()
 
     def decide(self, logits: Tensor) -> Ints:
@@ -55,3 +54,6 @@ class Evaluation:
                 means = {name: float(np.mean([values[name] for values in known])) for name in known[0]}
                 measured[split] = means | {"rows": sum(int(values["rows"]) for values in known)}
         return measured
+
+
+NOT_MEASURED = Evaluation(NO_ROWS, {})

@@ -20,17 +20,17 @@ from torch import Tensor, nn
 from fedstill.common.errors import FedstillError
 from fedstill.common.randomness import generator, key
 from fedstill.data.corpus import Ints
-from fedstill.data.examples import Examples
+from fedstill.data.examples import NO_ROWS, Examples, Labelled
 from fedstill.learning.losses import Loss, joint, task_ce
 from fedstill.learning.phases import EpochLosses, Passes, Phase, PhaseSettings, class_weights
 from fedstill.learning.precision import Precision
 from fedstill.learning.predict import generate, predict
 from fedstill.models import Model, ModelSpec
 from fedstill.models.text_to_text import TextToText
-from fedstill.parties.evaluation import Evaluation
+from fedstill.parties.evaluation import NOT_MEASURED, Evaluation
+from fedstill.parties.memory import Memory
 
 Stage = Literal["trained", "distilled", "processed"]
-Memory = dict[str, Tensor | dict[str, Tensor] | float]
 
 
 class TrainSettings(PhaseSettings):
@@ -59,10 +59,10 @@ class PartyData:
     """The rows that a party holds. What it may not see is not here."""
 
     public: Examples
-    train: Examples | None = None
-    validation: Examples | None = None
-    evaluation: Evaluation | None = None
-    labelled: Examples | None = None
+    train: Labelled = NO_ROWS
+    validation: Labelled = NO_ROWS
+    evaluation: Evaluation = NOT_MEASURED
+    labelled: Examples = NO_ROWS
     """Public rows whose labels the server keeps; a client's copy has no labels."""
 
 
@@ -93,7 +93,7 @@ class Party:
     make_extra: Callable[[ModelSpec, str], Model] = _makes_nothing
     """A further model that reads with the party's own tokenizer."""
     round: int = 0
-    memory: Memory = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
     metrics: list[dict[str, Any]] = field(default_factory=list)
     """What `evaluate` measured and nobody has fetched yet; only these numbers leave, never the rows."""
     notes: list[str] = field(default_factory=list)
@@ -160,18 +160,21 @@ class Party:
     ) -> EpochLosses:
         """One phase of cross-entropy (or another loss) on the party's own labelled rows (or those given)."""
         data, settings = self._labelled(self.training_rows() if data is None else data), self.spec.train
-        assert data.labels is not None
         weights = class_weights(data.labels, len(self.model.labels)) if settings.class_weights == "balanced" else None
         return self._run("train", data, settings, data.labels, loss or self.label_loss(), weights, passes=passes)
 
-    def training_rows(self, limit: int | None = None) -> Examples:
+    def training_rows(self, limit: int | None = None) -> Labelled:
         """The party's own labelled rows; of more than the limit, or `train.rows`, as many drawn at random."""
         data = self._labelled(self.data.train)
         many = min(len(data), limit or len(data), self.spec.train.rows or len(data))
         return data if many == len(data) else data.pick(self.generator("rows").choice(len(data), many, replace=False))
 
-    def _labelled(self, data: Examples | None) -> Examples:
-        if data is None or data.labels is None or not len(data):
+    def labelled_rows(self) -> Labelled:
+        """The public rows with the labels that the server keeps; a client is refused."""
+        return self._labelled(self.data.labelled)
+
+    def _labelled(self, data: Examples) -> Labelled:
+        if not isinstance(data, Labelled) or not len(data):
             raise FedstillError(f"{self.name} has no labelled rows to train on.")
         return data
 
@@ -193,7 +196,7 @@ class Party:
         targets: Tensor,
         loss: Loss,
         rows: Ints | None = None,
-        also: Examples | None = None,
+        also: Labelled | None = None,
         settings: PhaseSettings | None = None,
         until: Callable[[], bool] | None = None,
         data: Examples | None = None,
@@ -206,7 +209,6 @@ class Party:
         data = data if data is not None else self.data.public
         data = data if rows is None else data.pick(rows)
         if also is not None and len(also):
-            assert also.labels is not None
             targets = torch.cat(
                 [F.pad(targets, (0, 1), value=-1.0), F.pad(also.labels[:, None].to(targets), (targets.shape[1], 0))]
             )
@@ -260,7 +262,7 @@ class Party:
     def evaluate(self, stage: Stage, round: int | None = None) -> None:
         """Measure the model on the rows it may be measured on; only the numbers leave."""
         evaluation = self.data.evaluation
-        if evaluation is None or not len(evaluation.data):
+        if not len(evaluation.data):
             return
         about = {"round": self.round if round is None else round, "party": self.name, "stage": stage}
         measured = evaluation.measure(self.scored(), self._written(evaluation))
@@ -268,7 +270,6 @@ class Party:
 
     def scored(self) -> Tensor:
         """The logits of the evaluation rows, computed once for as long as the model does not change."""
-        assert self.data.evaluation is not None
         if self._scored is None:
             self._scored = self.predict(self.data.evaluation.data)
         return self._scored
@@ -322,14 +323,7 @@ class Party:
         state |= {f"opened/{self.round}/{name}": torch.tensor(times) for name, times in self._opened.items()}
         extras = self._sleeping | {name: extra.state() for name, extra in self._extras.items()}
         state |= {f"extra/{name}/{part}": value for name, parts in extras.items() for part, value in parts.items()}
-        for name, value in self.memory.items():
-            if isinstance(value, dict):
-                state |= {f"memory/{name}/{part}": _copy(tensor) for part, tensor in value.items()}
-            elif isinstance(value, Tensor):
-                state[f"memory/{name}"] = _copy(value)
-            else:
-                state[f"number/{name}"] = torch.tensor(value, dtype=torch.float64)
-        return state
+        return state | {name: _copy(value) for name, value in self.memory.state().items()}
 
     def move(self, device: torch.device) -> None:
         """Bring the models to a GPU, or from there into the host's pinned memory, which a GPU reads fastest."""
@@ -347,8 +341,7 @@ class Party:
     def tensors(self) -> Iterator[Tensor]:
         """Everything of it that takes memory, its second models' included."""
         yield from self.model.module.state_dict().values() if self.has_model else ()
-        for value in self.memory.values():
-            yield from value.values() if isinstance(value, dict) else [value] if isinstance(value, Tensor) else ()
+        yield from self.memory.tensors()
         for extra in self._extras.values():
             yield from extra.tensors()
 
@@ -357,7 +350,8 @@ class Party:
         model = {name.removeprefix("model/"): value for name, value in state.items() if name.startswith("model/")}
         if model:
             self.set_parameters(model)
-        self.memory, self._opened, self._extras, self._sleeping = {}, {}, {}, {}
+        self.memory = Memory.from_state(state)
+        self._opened, self._extras, self._sleeping = {}, {}, {}
         for name, value in state.items():
             kind, _, rest = name.partition("/")
             if kind == "opened":
@@ -367,15 +361,6 @@ class Party:
             elif kind == "extra":
                 outer, _, part = rest.partition("/")
                 self._sleeping.setdefault(outer, {})[part] = value
-            elif kind == "number":
-                self.memory[rest] = float(value)
-            elif kind == "memory" and "/" in rest:
-                outer, _, part = rest.partition("/")
-                inner = self.memory.setdefault(outer, {})
-                assert isinstance(inner, dict)
-                inner[part] = value
-            elif kind == "memory":
-                self.memory[rest] = value
 
 
 def _copy(tensor: Tensor) -> Tensor:

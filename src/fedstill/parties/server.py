@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from fedstill.common.errors import FedstillError
-from fedstill.data.examples import Examples
+from fedstill.data.examples import NO_ROWS, Labelled
 from fedstill.parties.party import Party
 
 
@@ -20,7 +20,7 @@ def _lends_nothing(architecture: str) -> Party:
 class Server(Party):
     """The party that hears everybody."""
 
-    pooled: Examples | None = field(default=None)
+    pooled: Labelled = NO_ROWS
     """All private training rows together: simulation only, for the upper bound."""
     lend: Callable[[str], Party] = _lends_nothing
     """A party of the server's own with a model of that architecture."""

@@ -16,7 +16,7 @@ from fedstill.common.errors import FedstillError
 from fedstill.common.randomness import key
 from fedstill.config.experiment import Experiment
 from fedstill.data.corpus import Ints
-from fedstill.data.examples import Examples, Store
+from fedstill.data.examples import Examples, Labelled, Store
 from fedstill.data.images import ImageStore
 from fedstill.data.partition import Partition
 from fedstill.data.tokens import TokenStore
@@ -217,8 +217,8 @@ class Plan:
     def _store(self, name: str) -> TokenStore | ImageStore:
         return _read_store(self.stores[name], self.shape is None)
 
-    def _labelled(self, store: Store, rows: Ints) -> Examples:
-        return Examples(store, rows, torch.from_numpy(self.row_labels[rows]))
+    def _labelled(self, store: Store, rows: Ints) -> Labelled:
+        return Labelled(store, rows, torch.from_numpy(self.row_labels[rows]))
 
 
 @lru_cache(maxsize=8)

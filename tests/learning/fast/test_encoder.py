@@ -14,7 +14,7 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from fedstill.data.examples import Examples
+from fedstill.data.examples import Examples, Labelled
 from fedstill.data.tokens import TokenStore
 from fedstill.learning.fast import Fast, accelerate, encoder, switched_off
 from fedstill.learning.features import features
@@ -240,7 +240,7 @@ def data_of(module, count=24):
     lengths = random.integers(1, 20, count)
     ids = random.integers(2, 60, lengths.sum()).astype(np.int32)
     store = TokenStore(ids, np.concatenate([[0], np.cumsum(lengths)]), None, module.config.pad_token_id)
-    return Examples(store, np.arange(count), torch.from_numpy(random.integers(0, 3, count)))
+    return Labelled(store, np.arange(count), torch.from_numpy(random.integers(0, 3, count)))
 
 
 def test_features_are_seen_in_the_order_of_the_rows():

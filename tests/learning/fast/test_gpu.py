@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.data.examples import Examples
+from fedstill.data.examples import Labelled
 from fedstill.data.tokens import TokenStore
 from fedstill.learning.fast import Fast, accelerate
 from fedstill.learning.losses import ce, kl
@@ -44,7 +44,7 @@ def model(family: str, dropout: float = 0.0, seed: int = 0) -> nn.Module:
     return module
 
 
-def texts(many: int, seed: int = 0, pairs: bool = False) -> Examples:
+def texts(many: int, seed: int = 0, pairs: bool = False) -> Labelled:
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 129, many)
     lengths[0] = 1
@@ -53,7 +53,7 @@ def texts(many: int, seed: int = 0, pairs: bool = False) -> Examples:
     ids[offsets[:-1]] = 2  # as a tokenizer's first token
     types = (random.random(offsets[-1]) < 0.4).astype(np.uint8) if pairs else None
     labels = torch.from_numpy(ids[offsets[1:] - 1].astype(np.int64) % 3)
-    return Examples(TokenStore(ids, offsets, types), np.arange(many), labels)
+    return Labelled(TokenStore(ids, offsets, types), np.arange(many), labels)
 
 
 def together() -> Any:
@@ -62,8 +62,7 @@ def together() -> Any:
     return module
 
 
-def job(module: nn.Module, data: Examples, **settings: Any) -> Any:
-    assert data.labels is not None
+def job(module: nn.Module, data: Labelled, **settings: Any) -> Any:
     phase = Phase(module, data, PhaseSettings(**({"epochs": 1, "batch": 16} | settings)), 1e-3, 7, "bf16")
     from fedstill.learning.fast.gpu.schedule import Job
 
@@ -94,7 +93,6 @@ def test_a_step_goes_where_the_model_s_own_gradient_leads(family: str) -> None:
     (stack,) = together().STACKS.values()
     before.eval()
     batch = data.batch(torch.arange(16), torch.device("cuda"))
-    assert data.labels is not None
     ce(before(**batch).logits, data.labels.cuda()).mean().backward()
     from fedstill.learning.fast.anatomy import dissect
     from fedstill.learning.fast.gpu import stack as parts
@@ -111,7 +109,6 @@ def test_losses_fall_as_they_do_in_hugging_face_s_own_code() -> None:
     data = texts(160)
     fast, plain = (model("bert", seed=3) for _ in range(2))
     accelerate(plain, Fast.model_validate(False))
-    assert data.labels is not None
     settings = PhaseSettings(epochs=4, batch=16)
     found = [Phase(module, data, settings, 1e-3, 7, "bf16").run(data.labels, ce).mean for module in (fast, plain)]
     assert np.allclose(found[0], found[1], rtol=0.05)
@@ -157,7 +154,7 @@ def test_long_texts_and_short_ones_learn_as_in_hugging_face_s_own_code(longest: 
     lengths = random.integers(1, longest + 1, 48)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     ids = random.integers(3, 490, offsets[-1]).astype(np.int32)
-    data = Examples(TokenStore(ids, offsets, None), np.arange(48), torch.from_numpy(random.integers(0, 3, 48)))
+    data = Labelled(TokenStore(ids, offsets, None), np.arange(48), torch.from_numpy(random.integers(0, 3, 48)))
     config = transformers.BertConfig(
         vocab_size=500, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128,
         num_labels=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
@@ -166,7 +163,6 @@ def test_long_texts_and_short_ones_learn_as_in_hugging_face_s_own_code(longest: 
     fast = transformers.BertForSequenceClassification(config).cuda()
     plain = copy.deepcopy(fast)
     accelerate(fast, Fast())
-    assert data.labels is not None
     found = [
         Phase(module, data, PhaseSettings(epochs=3, batch=16), 1e-3, 7, "bf16").run(data.labels, ce).mean
         for module in (fast, plain)

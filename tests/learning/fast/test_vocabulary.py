@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
-from fedstill.data.examples import Examples, TensorStore
+from fedstill.data.examples import Examples, Labelled, TensorStore
 from fedstill.data.tokens import TokenStore
 from fedstill.learning.fast import Fast, accelerate
 from fedstill.learning.fast.vocabulary import shrink
@@ -24,7 +24,7 @@ def texts(count=20, seed=0, pad_id=0):
     lengths = random.integers(1, 9, 2 * count)
     ids = random.choice(WORDS, lengths.sum()).astype(np.int32)
     store = TokenStore(ids, np.concatenate([[0], np.cumsum(lengths)]), (ids % 2).astype(np.uint8), pad_id)
-    return Examples(store, np.arange(0, 2 * count, 2)[::-1].copy(), torch.from_numpy(random.integers(0, 3, count)))
+    return Labelled(store, np.arange(0, 2 * count, 2)[::-1].copy(), torch.from_numpy(random.integers(0, 3, count)))
 
 
 def model(name, **fast):

@@ -90,7 +90,7 @@ def shrink(model: nn.Module, data: Examples) -> tuple[Vocabulary, Examples] | No
     number = np.cumsum(occurs, dtype=np.int32) - 1
     types = None if store.types is None else store.types[places]
     own = TokenStore(number[ids].astype(np.int32), offsets, types, store.pad_id, store.pads_left)
-    return Vocabulary(embedding, words), Examples(own, np.arange(len(data)), data.labels)
+    return Vocabulary(embedding, words), Examples(own, np.arange(len(data)))
 
 
 def _words_of(model: nn.Module) -> nn.Embedding | None:
