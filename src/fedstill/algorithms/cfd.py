@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from fedstill.algorithms.base import Algorithm, Federation, Role
 from fedstill.common.errors import FedstillError
@@ -14,40 +13,26 @@ from fedstill.learning.losses import probability_ce
 from fedstill.parties.client import Client
 from fedstill.parties.party import Party
 from fedstill.parties.server import Server
-from fedstill.wire.messages import BadMessage, Done, Message, Parameters, array
-from fedstill.wire.quantise import dequantise, pack, quantise, unpack
+from fedstill.wire.codecs import Codecs
+from fedstill.wire.codecs.quantised import Quantised
+from fedstill.wire.messages import Answer, Done, Message, Opinion, Parameters
 from fedstill.wire.replies import Replies
-
-Bits = Literal[1, 2, 3, 4, 5, 6, 7, 8, 32]
-
-
-@dataclass(frozen=True)
-class SoftLabels(Message):
-    """Class probabilities of the public samples: codes, packed, or the numbers themselves where those are 32 bits."""
-
-    round: int
-    since: int = 0
-    """The round whose codes the packed ones differ from; 0 where they stand for themselves."""
-    codes: Tensor | None = array("bytes", optional=True)
-    probabilities: Tensor | None = array("public", "labels", optional=True)
 
 
 @dataclass(frozen=True)
 class CFD(Algorithm):
     """Clients restart from theta_0, distil the last labels, train with CE, send Q(p^k); the server distils the mean.
 
-    Q rounds to the grid i/(2^b - 1) by largest remainders. The server distils by KL(mean_k Q(p^k) || f), going on with
-    its own model (`restart: true`: from theta_0, as clients do), and sends its own Q(p) down. Codes travel as the
-    difference to the sender's last ones. Down that is one message for all, and so only where everybody has the last
-    one: after rounds that every client answered in; after others it stands for itself. Size is zlib's, not CABAC's.
+    Q is the codec `quantised`, one bit a class both ways (`wire: {opinions: {name: quantised, up: 4, down: 8}}`). The
+    server distils by KL(mean_k Q(p^k) || f), going on with its own model (`restart: true`: from theta_0, as clients
+    do), and sends its own Q(p) down. Size is zlib's, not CABAC's. Messages hold probabilities.
     """
 
-    bits_up: Bits = 1
-    bits_down: Bits = 1
     restart: bool = False
 
     needs: ClassVar[frozenset[str]] = frozenset({"public", "parameters"})
-    messages: ClassVar[tuple[type[Message], ...]] = (Parameters, SoftLabels, Done)
+    messages: ClassVar[tuple[type[Message], ...]] = (Parameters, Opinion, Answer, Done)
+    codecs: ClassVar[Codecs] = Codecs(opinions=Quantised())
     paper: ClassVar[str] = "CFD (Sattler 2021)"
     role: ClassVar[Role] = "baseline"
     cost: ClassVar[str] = "NC(K+1) codes, entropy-coded; P once"
@@ -65,54 +50,21 @@ class CFD(Algorithm):
         _restart(me)
         return Done()
 
-    def digest(self, me: Client, answer: SoftLabels) -> None:
-        labels = _receive(me, "server", answer, self.bits_down)
+    def digest(self, me: Client, answer: Answer) -> None:
         _restart(me)
-        me.distill(labels, probability_ce)
+        me.distill(answer.logits, probability_ce)
 
-    def opine(self, me: Client) -> SoftLabels:
+    def opine(self, me: Client) -> Opinion:
         me.train()
-        return _send(me, me.predict().softmax(-1), self.bits_up)
+        return Opinion(me.predict().softmax(-1))
 
-    def server(self, me: Server, ups: Replies[SoftLabels]) -> SoftLabels:
-        labels = [_receive(me, name, said, self.bits_up) for name, said in ups.items()]
+    def server(self, me: Server, ups: Replies[Opinion]) -> Answer:
         if self.restart:
             _restart(me)
-        me.distill(torch.stack(labels).mean(0), probability_ce)  # KL but for the labels' entropy, which is constant
-        return _send(me, me.predict().softmax(-1), self.bits_down, as_difference=set(ups) == set(ups.clients))
+        labels = torch.stack([said.logits for said in ups.values()]).mean(0)
+        me.distill(labels, probability_ce)  # KL but for the labels' entropy, which is constant
+        return Answer(me.predict().softmax(-1))
 
 
 def _restart(me: Party) -> None:
     me.set_parameters(me.memory.mappings["theta_0"])
-
-
-def _send(me: Party, probabilities: Tensor, bits: Bits, as_difference: bool = True) -> SoftLabels:
-    """What a party thinks, in so many bits; it remembers what it has sent."""
-    if bits == 32:
-        return SoftLabels(me.round, probabilities=probabilities)
-    codes, last = quantise(probabilities, bits), me.memory.mappings.setdefault("sent", {})
-    before = last.get("codes") if as_difference else None
-    since = int(last["round"]) if before is not None else 0
-    last |= {"codes": codes, "round": torch.tensor(me.round)}
-    return SoftLabels(me.round, since, pack(codes, before, bits))
-
-
-def _receive(me: Party, sender: str, said: SoftLabels, bits: Bits) -> Tensor:
-    """What a sender thinks; the receiver remembers it, and refuses a difference to something that it does not have."""
-    if bits == 32 and said.probabilities is not None:
-        return said.probabilities
-    if bits == 32 or said.codes is None:
-        raise BadMessage(f"{sender} sends {me.name} other labels than the {bits} bits that were agreed.")
-    last = me.memory.mappings.setdefault("received", {})
-    held = int(last.get(f"round/{sender}", torch.tensor(0)))
-    if said.since not in (0, held):
-        raise BadMessage(
-            f"{sender} sends {me.name} the difference to its labels of round {said.since}, of which {me.name} has "
-            f"{'none' if not held else f'those of round {held} only'}."
-        )
-    before = last[f"codes/{sender}"] if said.since else None
-    codes = unpack(said.codes, before, bits, (len(me.data.public), len(me.model.labels)))
-    if not bool((codes.sum(1) == 2**bits - 1).all()):
-        raise BadMessage(f"{sender} sends {me.name} labels that do not sum to one.")
-    last |= {f"codes/{sender}": codes, f"round/{sender}": torch.tensor(said.round)}
-    return dequantise(codes, bits)

@@ -103,7 +103,7 @@ class FedAUX(FedAvg):
         me.set_parameters(ups.average("parameters", uniform(len(ups))))
         settings = me.spec.distill.model_copy(update={"rate": self.rate, "epochs": self.epochs})
         me.distill(ensemble, kl, settings=settings)
-        return Parameters.of(me.parameters(), self.width)
+        return Parameters(me.parameters())
 
 
 def in_unit_ball(own: Tensor, public: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from fedstill.algorithms.base import Algorithm, Answers, Federation, Role
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
-from fedstill.wire.messages import Done, Message, Parameters, Width
+from fedstill.wire.messages import Done, Message, Parameters
 from fedstill.wire.replies import Replies
 
 
@@ -16,11 +16,8 @@ from fedstill.wire.replies import Replies
 class FedAvg(Algorithm):
     """theta = sum_k (n_k/n) theta^k after E epochs of cross-entropy at every client (FedID Eqs. 1-3).
 
-    Everybody starts from the server's theta_0: the mean of different random heads is nobody's model. `width: bf16` (or
-    fp16) halves the bytes and rounds what travels; averaging is always exact.
+    Everybody starts from the server's theta_0: the mean of different random heads is nobody's model.
     """
-
-    width: Width = "fp32"
 
     needs: ClassVar[frozenset[str]] = frozenset({"parameters"})
     messages: ClassVar[tuple[type[Message], ...]] = (Parameters, Done)
@@ -29,15 +26,15 @@ class FedAvg(Algorithm):
     cost: ClassVar[str] = "P(K+1)"
 
     def start(self, fed: Federation) -> Answers:
-        return Parameters.of(fed.server.parameters(), self.width)
+        return Parameters(fed.server.parameters())
 
     def digest(self, me: Client, answer: Parameters) -> None:
         me.set_parameters(answer.parameters)  # Eq. 1
 
     def opine(self, me: Client) -> Parameters:
         me.train()  # Eq. 2
-        return Parameters.of(me.parameters(), self.width)
+        return Parameters(me.parameters())
 
     def server(self, me: Server, ups: Replies[Parameters]) -> Parameters:
         me.set_parameters(ups.average("parameters", ups.shares))  # Eq. 3
-        return Parameters.of(me.parameters(), self.width)
+        return Parameters(me.parameters())

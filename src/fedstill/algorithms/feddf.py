@@ -16,7 +16,7 @@ from fedstill.learning.losses import ce, kl
 from fedstill.parties.client import Client
 from fedstill.parties.party import Party
 from fedstill.parties.server import Server
-from fedstill.wire.messages import Done, Hello, Message, Parameters, Width
+from fedstill.wire.messages import Done, Hello, Message, Parameters
 from fedstill.wire.replies import Replies
 
 
@@ -32,7 +32,6 @@ class FedDF(Algorithm):
 
     rate: Positive | None = None
     patience: Annotated[int, Field(ge=1)] = 2
-    width: Width = "fp32"
 
     needs: ClassVar[frozenset[str]] = frozenset({"public"})
     messages: ClassVar[tuple[type[Message], ...]] = (Parameters, Done)
@@ -52,7 +51,7 @@ class FedDF(Algorithm):
 
     def opine(self, me: Client) -> Parameters:
         me.train()
-        return Parameters.of(me.parameters(), self.width)
+        return Parameters(me.parameters())
 
     def server(self, me: Server, ups: Replies[Parameters]) -> Mapping[str, Message]:
         active = {name: ups.clients[name] for name in ups}
@@ -84,7 +83,7 @@ class FedDF(Algorithm):
         for architecture, names in _groups(clients).items():
             is_own = architecture == me.model.architecture
             own = me.parameters() if is_own else me.memory.mappings[_slot(architecture)]
-            answers |= dict.fromkeys(names, Parameters.of(own, self.width))
+            answers |= dict.fromkeys(names, Parameters(own))
         return answers
 
 

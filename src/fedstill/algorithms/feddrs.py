@@ -24,7 +24,7 @@ from fedstill.models.space import held_embeddings, space_of, starting_points
 from fedstill.models.text_to_text import TextToText
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
-from fedstill.wire.messages import Done, Message, Parameters
+from fedstill.wire.messages import Done, Message, Parameters, parameters
 from fedstill.wire.replies import Replies, uniform
 
 Kind = Literal["random", "target", "adversary"]
@@ -38,7 +38,7 @@ TRACED = 4
 class Work(Message):
     """The student's parameters, and how many of its rows each client shall train on."""
 
-    parameters: Mapping[str, Tensor]
+    parameters: Mapping[str, Tensor] = parameters()
     rows_wanted: int = 0
 
 

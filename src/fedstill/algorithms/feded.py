@@ -9,7 +9,7 @@ from fedstill.algorithms.base import Algorithm, Federation, Role
 from fedstill.learning.losses import Distillation, distillation
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
-from fedstill.wire.messages import Done, Message, Opinion, Parameters, Width
+from fedstill.wire.messages import Done, Message, Opinion, Parameters
 from fedstill.wire.replies import Replies
 
 
@@ -23,7 +23,6 @@ class FedED(Algorithm):
 
     server_loss: Distillation = "kl"
     labelled: bool = False
-    width: Width = "fp32"
 
     needs: ClassVar[frozenset[str]] = frozenset({"public", "parameters"})
     messages: ClassVar[tuple[type[Message], ...]] = (Opinion, Parameters, Done)
@@ -32,7 +31,7 @@ class FedED(Algorithm):
     cost: ClassVar[str] = "P+NCK"
 
     def start(self, fed: Federation) -> Parameters:
-        return Parameters.of(fed.server.parameters(), self.width)
+        return Parameters(fed.server.parameters())
 
     def digest(self, me: Client, answer: Parameters) -> None:
         me.set_parameters(answer.parameters)
@@ -44,4 +43,4 @@ class FedED(Algorithm):
     def server(self, me: Server, ups: Replies[Opinion]) -> Parameters:
         ensemble = ups.blend("logits", ups.shares)
         me.distill(ensemble, distillation(self.server_loss), also=me.labelled_rows() if self.labelled else None)
-        return Parameters.of(me.parameters(), self.width)
+        return Parameters(me.parameters())

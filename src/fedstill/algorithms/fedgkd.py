@@ -14,7 +14,7 @@ from fedstill.learning.losses import kl
 from fedstill.learning.phases import Passes
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
-from fedstill.wire.messages import Done, Message, Parameters
+from fedstill.wire.messages import Done, Message, Parameters, parameters
 from fedstill.wire.replies import Replies, uniform
 
 
@@ -22,8 +22,8 @@ from fedstill.wire.replies import Replies, uniform
 class GlobalModels(Message):
     """The newest global model, and the mean of the last ones where it is another."""
 
-    newest: Mapping[str, Tensor]
-    mean: Mapping[str, Tensor] | None = None
+    newest: Mapping[str, Tensor] = parameters()
+    mean: Mapping[str, Tensor] | None = parameters(optional=True)
 
 
 @dataclass(frozen=True)

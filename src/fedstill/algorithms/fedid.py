@@ -23,7 +23,7 @@ from fedstill.learning.phases import Phase
 from fedstill.parties.client import Client
 from fedstill.parties.party import Party
 from fedstill.parties.server import Server
-from fedstill.wire.messages import Done, Message, Scores, array
+from fedstill.wire.messages import Done, Message, Scores, array, opinions
 from fedstill.wire.replies import Replies
 
 NOTHING = torch.empty(0, dtype=torch.int32)
@@ -42,7 +42,7 @@ class Lesson(Message):
     total: int
     """n, the private rows of all who take part."""
     rows: Tensor = array("next")
-    ensemble: Tensor | None = array("last", "labels", optional=True)
+    ensemble: Tensor | None = opinions("last", "labels", optional=True)
     """Logits of y for the rows asked about last."""
     feedback: Tensor | None = array("batches", optional=True)
     """loss_diff: h of each batch."""

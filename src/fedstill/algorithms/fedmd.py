@@ -14,7 +14,7 @@ from fedstill.algorithms.base import Algorithm, Answers, Federation, Role
 from fedstill.data.examples import Labelled
 from fedstill.learning.losses import Distillation, distillation
 from fedstill.parties.client import Client
-from fedstill.wire.messages import Done, Message, Scores, array
+from fedstill.wire.messages import Done, Message, Scores, array, opinions
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Consensus(Message):
 
     rows: Tensor | None = array("next", optional=True)
     last: Tensor | None = array("last", optional=True)
-    logits: Tensor | None = array("last", "labels", optional=True)
+    logits: Tensor | None = opinions("last", "labels", optional=True)
 
 
 @dataclass(frozen=True)

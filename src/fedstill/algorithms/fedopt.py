@@ -49,4 +49,4 @@ class FedOpt(FedAvg):
             mean[name] = theta[name] + self.rate * m[name] / (v[name].sqrt() + self.tau)
         me.memory.mappings |= {"m": m, "v": v}
         me.set_parameters(mean)
-        return Parameters.of(me.parameters(), self.width)
+        return Parameters(me.parameters())

@@ -23,7 +23,7 @@ from fedstill.learning.predict import predict
 from fedstill.models.space import space_of
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
-from fedstill.wire.messages import Done, Message, Parameters, Width
+from fedstill.wire.messages import Done, Message, Parameters
 from fedstill.wire.replies import Replies, uniform
 
 
@@ -63,7 +63,6 @@ class FedSND(Algorithm):
     """Of the other active models, how many teach a model."""
     balanced: bool = False
     rate: Positive = 0.01
-    width: Width = "fp32"
 
     needs: ClassVar[frozenset[str]] = frozenset({"parameters"})
     messages: ClassVar[tuple[type[Message], ...]] = (Parameters, Done)
@@ -75,7 +74,7 @@ class FedSND(Algorithm):
             space_of(me.model, me.spec.train.max_length)
 
     def start(self, fed: Federation) -> Parameters:
-        return Parameters.of(fed.server.parameters(), self.width)
+        return Parameters(fed.server.parameters())
 
     def digest(self, me: Client, answer: Parameters) -> None:
         me.set_parameters(answer.parameters)
@@ -88,7 +87,7 @@ class FedSND(Algorithm):
             me.train(loss=loss, passes=Passes(student=2, teacher=teacher, before_epoch=renew))
         else:
             me.train()
-        return Parameters.of(me.parameters(), self.width)
+        return Parameters(me.parameters())
 
     def self_loss(self, logits: Tensor, labels: Tensor, own: Loss = ce) -> Tensor:
         """Eqs. 3 to 6 on two dropout passes f1, f2 and the teacher's f3; `kl(x, y)` is KL(y || x)."""
@@ -108,7 +107,7 @@ class FedSND(Algorithm):
         with me.timed("averaging"):
             distilled = replace(ups, messages={name: Parameters(own) for name, own in models.items()})
             me.set_parameters(distilled.average("parameters", uniform(len(models))))
-        return Parameters.of(me.parameters(), self.width)
+        return Parameters(me.parameters())
 
     def _noise(self, me: Server, ups: Replies[Parameters]) -> dict[str, Noise]:
         """Eqs. 7 to 10 for every active model, and its soft labels, computed once after that."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field
 from torch import Tensor
 
 from fedstill.algorithms.base import Algorithm, Answers, Federation, Role
@@ -16,22 +15,18 @@ from fedstill.learning.phases import class_weights
 from fedstill.models import ModelSpec
 from fedstill.parties.client import Client
 from fedstill.parties.party import Party
-from fedstill.parties.server import Server
-from fedstill.wire.low_rank import compress, expand
-from fedstill.wire.messages import Done, Hello, Message
-from fedstill.wire.replies import Replies, uniform
-
-Energy = Annotated[float, Field(gt=0, lt=1)]
+from fedstill.wire.codecs import Codecs
+from fedstill.wire.codecs.low_rank import LowRank
+from fedstill.wire.messages import Done, Hello, Message, parameters
+from fedstill.wire.replies import uniform
 
 
 @dataclass(frozen=True)
 class Student(Message):
-    """The shared student: what a round changed of it, factored; or the whole of it."""
+    """The shared student: what a round changed of it, which a codec shrinks; or the whole of it, as it is."""
 
-    parts: Mapping[str, Tensor]
-    is_whole: bool = False
-    rounds: int = 0
-    """Of the run, for clients: what they keep of their updates rises over them."""
+    update: Mapping[str, Tensor] | None = parameters(optional=True)
+    whole: Mapping[str, Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -40,20 +35,17 @@ class MutualKD(Algorithm):
 
     The teacher (`teacher: MODEL`, else of the client's own architecture) stays with its client. Our readings: the other
     model's outputs and the denominator are constants; states and attentions are compared without a learnt projection,
-    so both need the same width and heads, or are left out with a note where a model shows none. Of every matrix of an
-    update the smallest rank travels with more than a share tau of its energy, from `energy_first` in the first round to
-    `energy_last` in the last (`svd: false`: raw updates). Everybody applies the mean as it travelled down, so all hold
-    the same student; who had no part in a round gets the whole student instead of its update.
+    so both need the same width and heads, or are left out with a note where a model shows none. Updates travel by the
+    codec `low_rank` (`wire: {parameters: fp32}`: raw). Everybody applies the mean as it travelled down, so all hold the
+    same student; who had no part in a round gets the whole student instead of its update.
     """
 
     teacher: str | None = None
-    svd: bool = True
-    energy_first: Energy = 0.95
-    energy_last: Energy = 0.98
     weights: Literal["uniform", "size"] = "uniform"
 
     needs: ClassVar[frozenset[str]] = frozenset({"parameters"})
     messages: ClassVar[tuple[type[Message], ...]] = (Student, Done)
+    codecs: ClassVar[Codecs] = Codecs(parameters=LowRank())
     paper: ClassVar[str] = "FedKD (Wu 2022)"
     role: ClassVar[Role] = "baseline"
     cost: ClassVar[str] = "(K+1) sum r(m+n+1)"
@@ -63,18 +55,16 @@ class MutualKD(Algorithm):
         return super().hello(me, nothing)
 
     def start(self, fed: Federation) -> Student:
-        return Student(fed.server.parameters(), is_whole=True, rounds=fed.rounds)
+        return Student(whole=fed.server.parameters())
 
     def digest(self, me: Client, answer: Student) -> None:
-        theta = dict(answer.parts) if answer.is_whole else changed(me.memory.mappings["theta"], expand(answer.parts))
+        theta = changed(me.memory.mappings["theta"], answer.update) if answer.update else dict(answer.whole or {})
         me.memory.mappings["theta"] = theta  # the next answer speaks of this one, not of what training makes of it
-        me.memory.numbers["rounds"] = answer.rounds
         me.set_parameters(theta)
 
     def opine(self, me: Client) -> Student:
         self.learn(me)
-        update = difference(me.parameters(), me.memory.mappings["theta"])
-        return Student(self._pack(update, me.round, int(me.memory.numbers["rounds"])))
+        return Student(update=difference(me.parameters(), me.memory.mappings["theta"]))
 
     def learn(self, me: Client) -> None:
         """One phase in which teacher and student see the same batches."""
@@ -102,25 +92,14 @@ class MutualKD(Algorithm):
 
     def round(self, fed: Federation, answer: Answers) -> Answers:
         ups = fed.call("turn", answer)
-        update = Student(self.merge(fed.server, ups, fed.round, fed.rounds), rounds=fed.rounds)
+        weights = ups.shares if self.weights == "size" else uniform(len(ups))
+        update = Student(update=ups.average("update", weights))
+        me = fed.server
+        me.set_parameters(changed(me.parameters(), fed.as_received(update).update or {}))
         if len(ups) == len(fed.clients):
             return update
-        whole = Student(fed.server.parameters(), is_whole=True, rounds=fed.rounds)
+        whole = Student(whole=me.parameters())
         return {name: update if name in ups else whole for name in fed.clients}
-
-    def merge(self, me: Server, ups: Replies[Student], round: int, rounds: int) -> dict[str, Tensor]:
-        """The mean update as it will travel down; the server applies it as everybody will."""
-        updates = Replies({name: Student(expand(up.parts)) for name, up in ups.items()}, ups.clients)
-        mean = updates.average("parts", ups.shares if self.weights == "size" else uniform(len(ups)))
-        parts = self._pack(mean, round, rounds)
-        me.set_parameters(changed(me.parameters(), expand(parts)))
-        return parts
-
-    def _pack(self, update: dict[str, Tensor], round: int, rounds: int) -> dict[str, Tensor]:
-        done = (round - 1) / max(1, rounds - 1)
-        return (
-            compress(update, self.energy_first + (self.energy_last - self.energy_first) * done) if self.svd else update
-        )
 
 
 def difference(after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -92,7 +92,8 @@ def _sentences(plan: Plan, cost: str) -> list[str]:
     extra = "".join(f", {len(rows):,} {name}" for name, rows in others.items() if len(rows))
     return [
         f"{len(parts.public):,} public rows{extra}; labels: {', '.join(plan.labels)}.",
-        f"{plan.experiment.rounds} rounds, {active} of {len(plan.clients)} clients active in each, {plan.workers} workers, "
+        f"{plan.experiment.rounds} rounds, {active} of {len(plan.clients)} clients active in each, "
+        f"{plan.workers} workers, "
         f"seed {plan.experiment.seed}.",
         f"Numbers a round: {cost} (N public samples, C classes, K clients, P parameters){opinion}.",
         "Nothing was trained.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedstill.common.events import Measured, Noted, Tell
@@ -18,6 +18,8 @@ class Books:
         self.journal, self.tell = journal, tell
         self.ledger = Ledger()
         self.lock = threading.Lock()
+        self.clean: Callable[[str], str] = lambda words: words
+        """What notes go through before they are written and shown."""
 
     @property
     def round(self) -> int:
@@ -41,6 +43,7 @@ class Books:
 
     def note(self, party: str, note: str) -> None:
         """Write a sentence about a party down."""
+        note = self.clean(note)
         with self.lock:
             self.journal.write("log", [{"round": self.round, "party": party, "note": note}])
             self.tell(Noted(f"{party}: {note}"))

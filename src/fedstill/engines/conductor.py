@@ -1,4 +1,4 @@
-"""The conductor: rounds, draws, calls and checkpoints, the same on every engine. It is the `fed` that algorithms see."""
+"""The conductor: rounds, draws, calls and checkpoints, the same on every engine; the `fed` that algorithms see."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Conductor:
         self.algorithm = plan.experiment.method
         self.server = plan.make_server(books.tell)
         self.crossing = Crossing(plan.agreement, self.server, books.ledger)
-        self.clients: dict[str, Hello] = {}
+        self.clients: Mapping[str, Hello] = {}
         self.active: Sequence[str] = ()
         self.round = 0
         self.rounds = plan.experiment.rounds

@@ -39,10 +39,10 @@ class Engine(ABC):
 
     # Only an engine whose clients come and go has more to do at these moments.
 
-    def open(self) -> None:
+    def open(self) -> None:  # noqa: B027
         """Before the first call."""
 
-    def enter(self, round: int) -> None:
+    def enter(self, round: int) -> None:  # noqa: B027
         """Before a round; an engine may end the run here by raising."""
 
     def judge(self, answered: Collection[str], failures: Sequence[Failure]) -> None:

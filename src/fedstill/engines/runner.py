@@ -17,7 +17,6 @@ from fedstill.common.errors import FedstillError
 from fedstill.common.events import Begun, Finished, Noted, Preparing, Tell, tell_nobody
 from fedstill.common.files import write_whole
 from fedstill.config.experiment import Experiment, load_experiment
-from fedstill.data.corpus import Corpus
 from fedstill.engines import checkpoint, ranks, torchrun
 from fedstill.engines.books import Books
 from fedstill.engines.checkpoint import Manifest
@@ -59,7 +58,7 @@ def run(
         experiment, plan, corpus = prepare(experiment, folder.resolve())
         write_whole(folder / "partition.safetensors", save(plan.partition.to_arrays()))
         write_whole(folder / "experiment.yaml", experiment.to_yaml().encode())  # last: from here on there is a run
-        tell(_begun(plan, corpus))
+        tell(begun(plan, None, _hosts(plan), corpus.counts))
         return conduct(plan, folder, tell, after=None)
 
 
@@ -88,7 +87,7 @@ def resume(folder: str | Path, tell: Tell = tell_nobody) -> Record:
     if manifest is not None:
         refuse_changes(folder, manifest, plan)
     with _explaining(folder):
-        tell(_begun(plan, corpus, manifest))
+        tell(begun(plan, manifest, _hosts(plan), corpus.counts))
         return conduct(plan, folder, tell, after=manifest)
 
 
@@ -155,29 +154,23 @@ def _ranks(plan: Plan) -> int:
     return ranks.current.place.ranks
 
 
-def _begun(plan: Plan, corpus: Corpus, after: Manifest | None = None) -> Begun:
-    return begun(
-        plan,
-        corpus.counts,
-        after.round if after else 0,
-        sum(after.bytes.values()) if after else 0,
-        f"{many} ranks" if (many := _ranks(plan)) else f"{plan.workers} workers",
-    )
+def _hosts(plan: Plan) -> str:
+    return f"{many} ranks" if (many := _ranks(plan)) else f"{plan.workers} workers"
 
 
-def begun(plan: Plan, counts: Mapping[str, int], after: int, crossed: int, hosts: str) -> Begun:
-    """What is told when the rounds begin."""
+def begun(plan: Plan, after: Manifest | None, hosts: str, counts: Mapping[str, int] | None = None) -> Begun:
+    """What is told when the rounds begin; `hosts` is what the clients are spread over, in words."""
     models = {SERVER: plan.server.model, **{name: spec.model for name, spec in plan.clients.items()}}
     return Begun(
         rounds=plan.experiment.rounds,
         metric=plan.metrics[0],
         models={name: str(model) for name, model in models.items()},
-        after=after,
-        bytes=crossed,
+        after=after.round if after else 0,
+        bytes=sum(after.bytes.values()) if after else 0,
         private=sum(map(len, plan.partition.train.values())),
         public=len(plan.partition.public),
         hosts=hosts,
-        corpus=counts,
+        corpus=counts or {},
     )
 
 

@@ -10,28 +10,29 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedstill.algorithms.base import Answers
 from fedstill.common import plugins
 from fedstill.common.errors import FedstillError
+from fedstill.common.events import Noted, SiteSaid, Tell
 from fedstill.common.files import FileReference, write_whole
-from fedstill.config.source import dump
 from fedstill.engines import checkpoint, runner
-from fedstill.engines.engine import Engine, Tell
-from fedstill.engines.journal import Journal
-from fedstill.engines.seconds import Slip
+from fedstill.engines.books import Books
+from fedstill.engines.engine import Engine
 from fedstill.federation.data import PublicSet, centre_plan
 from fedstill.federation.files import CentreFile
 from fedstill.federation.job import Job
-from fedstill.federation.requests import WAIT_S, frame, transfer_s, unframe
+from fedstill.federation.requests import WAIT_S, transfer_s
 from fedstill.plan.plan import Plan
 from fedstill.results.record import Record
-from fedstill.wire.messages import BadMessage, Hello, Message, Sizes
-from fedstill.wire.replies import Failure, Replies
+from fedstill.wire.encoding import Sizes
+from fedstill.wire.frames import frame, unframe
+from fedstill.wire.messages import BadMessage
+from fedstill.wire.replies import Failure
 
 STOPPED = "stopped by the operator"
 END = "end-after-this-round"
@@ -73,9 +74,10 @@ class Said:
 class RemoteEngine(Engine):
     """Every client is a site of its own, which keeps its own state."""
 
-    def __init__(self, plan: Plan, public: PublicSet, file: CentreFile, ask: Ask, journal: Journal, tell: Tell) -> None:
-        torch.set_num_threads(plan.threads)
-        super().__init__(plan, journal, tell)
+    def __init__(self, plan: Plan, books: Books, public: PublicSet, file: CentreFile, ask: Ask) -> None:
+        torch.set_num_threads(plan.experiment.threads)
+        super().__init__(plan, books)
+        books.clean = plain
         self.public, self.file, self.ask = public, file, ask
         self.numbers = itertools.count(1)
         self.failed: Counter[str] = Counter()
@@ -85,38 +87,44 @@ class RemoteEngine(Engine):
         """Who could not be reached in this call."""
         self.behind: dict[str, int] = {}
         """Sites that have yet to go back to the state after that round."""
-        self.noting, self.is_over = threading.Lock(), threading.Event()
+        self.is_over = threading.Event()
         self.threads = ThreadPoolExecutor(len(plan.clients), thread_name_prefix="site")
 
-    def deliver(self, parcels: Mapping[str, bytes]) -> Mapping[str, bytes | Failure]:
-        said = self._ask_all({name: ({"what": "call", "round": self.round}, raw) for name, raw in parcels.items()})
+    def deliver(self, calls: Mapping[str, bytes], round: int) -> Mapping[str, bytes | Failure]:
+        self.away.clear()
+        said = self._ask_all({name: ({"what": "call", "round": round}, raw) for name, raw in calls.items()})
         return {name: reply if isinstance(reply, Failure) else reply.payload for name, reply in said.items()}
 
-    def save_clients(self) -> Mapping[str, FileReference]:
+    def save(self, round: int) -> Mapping[str, FileReference]:
         """Sites keep their state to themselves; one that cannot goes on, and would have to go back further."""
-        self._order({"what": "save", "round": self.round}, "its state was not saved")
+        self._order({"what": "save", "round": round}, "its state was not saved")
         return {}
 
-    def restore_clients(self, files: Mapping[str, FileReference], round: int) -> None:
+    def restore(self, files: Mapping[str, FileReference], round: int) -> None:
         self.behind = dict.fromkeys(self.plan.clients, round)  # those too who are not there yet
         self._order({"what": "ping"}, "it is not back where the run goes on")
 
-    def export_clients(self) -> None:
+    def export(self) -> None:
         self._order({"what": "export"}, "its model was not written")
 
     def close(self) -> None:
         self.is_over.set()
         self.threads.shutdown(wait=False, cancel_futures=True)
 
-    def call(self, verb: str, message: Answers = None, clients: Sequence[str] | None = None) -> Replies[Any]:
-        """As on every engine; too few replies because sites are away is another thing than because they will not."""
-        self.away.clear()
-        try:
-            return super().call(verb, message, clients)
-        except FedstillError as error:
-            if self.away:
-                raise Lost(str(error)) from error
-            raise
+    def open(self) -> None:
+        """Let the sites look at the experiment before everybody says hello."""
+        said = self._ask_all({name: ({"what": "open"}, b"") for name in self.plan.clients})
+        failures = [reply for reply in said.values() if isinstance(reply, Failure)]
+        self.judge((), failures)
+        self.left_out |= {failure.client for failure in failures}
+
+    def enter(self, round: int) -> None:
+        """The operator may want to end here."""
+        done = round - 1
+        if (wish := self.plan.folder / END).exists() and done and done % self.plan.experiment.save_every == 0:
+            why = wish.read_text()
+            wish.unlink()
+            raise Ended(why)
 
     def judge(self, answered: Collection[str], failures: Sequence[Failure]) -> None:
         super().judge(answered, [failure for failure in failures if not failure.reason.startswith(LEFT_OUT)])
@@ -126,51 +134,19 @@ class RemoteEngine(Engine):
             self.failed[name] += 1
             if self.failed[name] >= self.file.failures and name not in self.left_out:
                 self.left_out.add(name)
-                self._note(name, f"left out after {self.failed[name]} failures, until it answers again.")
+                self.books.note(name, f"left out after {self.failed[name]} failures, until it answers again.")
 
-    def _greet(self) -> None:
-        """Open the sites before everybody says hello."""
-        said = self._ask_all({name: ({"what": "open"}, b"") for name in self.plan.clients})
-        failures = [reply for reply in said.values() if isinstance(reply, Failure)]
-        self.judge((), failures)
-        self.left_out |= {failure.client for failure in failures}
-        super()._greet()
-
-    def _draw(self) -> None:
-        """Whoever was not there in the beginning may be there now, and the operator may want to end here."""
-        done = self.round - 1
-        if (wish := self.plan.folder / END).exists() and done and done % self.plan.save_every == 0:
-            why = wish.read_text()
-            wish.unlink()
-            raise Ended(why)
-        absent = [name for name in self.plan.clients if name not in self.clients]
-        for name, reply in self.deliver(self._pack("hello", None, absent)).items() if absent else ():
-            if not isinstance(reply, Failure):
-                try:
-                    hello = self._open("hello", name, Slip.take_off(reply)[0], -1)
-                    assert isinstance(hello, Hello)
-                    self.meet({**self.clients, name: hello})
-                except FedstillError as error:
-                    self._note(name, str(error))
-        super()._draw()
-
-    def _open(self, verb: str, name: str, raw: bytes, asked: int) -> Message:
-        message = super()._open(verb, name, raw, asked)
-        if isinstance(message, Hello) and message.public_fingerprint != self.plan.public_fingerprint:
-            raise BadMessage("it holds other public samples: opinions would not fit together.")
-        return message
-
-    def _note(self, party: str, note: str) -> None:
-        with self.noting:
-            super()._note(party, plain(note))
+    def explain(self, error: Exception) -> Exception:
+        """Too few replies because sites are away is another thing than because they will not."""
+        return Lost(str(error)) if self.away else error
 
     def _order(self, header: Mapping[str, Any], otherwise: str) -> None:
         """Something that every site does for itself; who cannot is only noted."""
-        there = [name for name in self.clients if name not in self.left_out]
+        there = [name for name in self.plan.clients if name not in self.left_out]
         said = self._ask_all(dict.fromkeys(there, (header, b"")))
         for name, reply in said.items():
             if isinstance(reply, Failure):
-                self._note(name, f"{otherwise}: {reply.reason}")
+                self.books.note(name, f"{otherwise}: {reply.reason}")
 
     # One site
 
@@ -186,8 +162,8 @@ class RemoteEngine(Engine):
 
     def _converse(self, site: str, header: Mapping[str, Any], payload: bytes) -> Said | Failure:
         reply = self._bring(site, header, payload)
-        state = "failed" if isinstance(reply, Failure) else "answered"
-        self.tell({"site": site, "state": state, "reason": getattr(reply, "reason", "")})
+        is_failure = isinstance(reply, Failure)
+        self.books.tell(SiteSaid(site, "failed" if is_failure else "answered", reason=getattr(reply, "reason", "")))
         return reply
 
     def _bring(self, site: str, header: Mapping[str, Any], payload: bytes) -> Said | Failure:
@@ -200,7 +176,7 @@ class RemoteEngine(Engine):
                 return Failure(site, f"{LEFT_OUT}; {back.reason}")
             self.left_out.discard(site)
             self.failed[site] = 0
-            self._note(site, "answers again and is taken back.")
+            self.books.note(site, "answers again and is taken back.")
         if site in self.behind:
             restored = self._request(site, {"what": "restore", "round": self.behind[site]}, b"")
             if isinstance(restored, Failure):
@@ -216,14 +192,16 @@ class RemoteEngine(Engine):
         if isinstance(said, Failure) or not said.header.get("wants_public"):
             return said
         packed = self.public.pack()
-        with self.noting:
-            self.ledger.count("down", "public", "PublicSet", Sizes(0, 0, len(packed)))
+        with self.books.lock:
+            self.books.ledger.count("down", "public", "PublicSet", Sizes(0, 0, len(packed)), len(packed))
         return self._request(site, {"what": "public"}, packed)
 
     def _went_back(self, site: str, round: object) -> None:
         wanted = self.behind.pop(site)
         if round != wanted:
-            self._note(site, f"goes on from its state after round {round}, the run from that after round {wanted}.")
+            self.books.note(
+                site, f"goes on from its state after round {round}, the run from that after round {wanted}."
+            )
 
     def _request(
         self,
@@ -240,7 +218,7 @@ class RemoteEngine(Engine):
         poll = {"what": "poll", "number": number}
         begun = heard = time.monotonic()
         on_its_way_s, next_one, why = transfer_s(len(payload)), first, "no answer"
-        self.tell({"site": site, "state": "asked", "what": header["what"]})
+        self.books.tell(SiteSaid(site, "asked", header["what"]))
         while True:
             now = time.monotonic()
             if self.is_over.is_set():
@@ -263,12 +241,12 @@ class RemoteEngine(Engine):
             state = said.get("state")
             if state == "done":
                 for note in said["notes"][:5] if isinstance(said.get("notes"), list) else ():
-                    self._note(site, str(note))
+                    self.books.note(site, str(note))
                 return Said(said, data)
             if state == "ready" and type(said.get("bytes")) is int and 0 < said["bytes"] < LARGEST:
                 on_its_way_s, next_one = transfer_s(said["bytes"]), frame({**poll, "takes_large": True})
             elif state == "working":
-                self.tell({"site": site, "state": "working", "progress": said.get("progress", {})})
+                self.books.tell(SiteSaid(site, "working", progress=said.get("progress", {})))
             elif state == "failed":
                 return Failure(site, plain(said.get("reason", "no reason given")))
             else:
@@ -289,16 +267,11 @@ def conduct(job: Job, file: CentreFile, runs: Path, ask: Ask, tell: Tell) -> Rec
     plugins.allow_only(file.own)
     plan, public = centre_plan(job, file, folder)
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "experiment.yaml", dump(dict(plan.experiment)).encode())
+    write_whole(folder / "experiment.yaml", plan.experiment.to_yaml().encode())
     manifest, passed = checkpoint.latest(folder)
     for sentence in passed:
-        tell({"note": sentence})
+        tell(Noted(sentence))
     if manifest is not None:
         runner.refuse_changes(folder, manifest, plan)
-    before = {"after": manifest.round, "bytes": sum(manifest.bytes.values())} if manifest else {"after": 0, "bytes": 0}
-    tell({"begins": job.id, **before})
-
-    def engine(plan: Plan, journal: Journal, tell: Tell) -> Engine:
-        return RemoteEngine(plan, public, file, ask, journal, tell)
-
-    return runner.conduct(plan, folder, tell, manifest, engine)
+    tell(runner.begun(plan, manifest, f"{len(plan.clients)} sites"))
+    return runner.conduct(plan, folder, tell, manifest, partial(RemoteEngine, public=public, file=file, ask=ask))

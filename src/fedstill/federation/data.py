@@ -46,6 +46,11 @@ class PublicSet:
         columns = [column for column in (self.texts, self.pairs) if column is not None]
         return fingerprint_of(([text.encode() for text in row] for row in zip(*columns, strict=True)), labels)
 
+    def is_of(self, job: Job) -> bool:
+        """Whether these are the job's samples, in its order: else opinions on them would not fit together."""
+        sizes = (self.samples, len(self.texts) - self.samples)
+        return sizes == (job.samples, job.labelled) and self.fingerprint(job.experiment["labels"]) == job.public
+
     def pack(self) -> bytes:
         """As it travels: compressed JSON."""
         body = {"texts": self.texts, "pairs": self.pairs, "samples": self.samples}
@@ -100,7 +105,11 @@ def centre_plan(job: Job, centre: CentreFile, folder: Path) -> tuple[Plan, Publi
     experiment, algorithm = _federated(job, centre.device)
     assert experiment.labels is not None
     public = read_public(centre)
-    _check_public(job, public, experiment.labels, "server.yaml")
+    if not public.is_of(job):
+        raise FedstillError(
+            "server.yaml: the public samples here are not those of the job, or stand in another order: opinions would "
+            "not fit together. Submit the experiment again."
+        )
     test, labelled = _measured_on(centre.test, experiment.labels), _labelled(centre, public, experiment.labels)
     samples = _picked(public._as_corpus(), np.arange(public.samples))
     corpus, rows = _joined(experiment.labels, {"test": test, "public": samples, "labelled": labelled})
@@ -130,7 +139,6 @@ def site_plan(job: Job, name: str, site: SiteFile, public: PublicSet, folder: Pa
         raise FedstillError(f"{name} is none of the job's sites ({', '.join(job.sites)}).")
     experiment, _ = _federated(job, site.device, site.threads)
     assert experiment.labels is not None
-    _check_public(job, public, experiment.labels, name)
     spec = _site_spec(experiment, job.sites, name, site)
     own = _load(site.corpus, experiment.labels)
     apart = {
@@ -281,12 +289,3 @@ def _by_domain(test: Corpus, rows: Ints) -> dict[str, Ints]:
         return {CENTRE: rows}
     split = {name: rows[test.domains == number] for number, name in enumerate(test.domain_names)}
     return {name: own for name, own in split.items() if len(own)}
-
-
-def _check_public(job: Job, public: PublicSet, labels: Sequence[str], where: str) -> None:
-    sizes = (public.samples, len(public.texts) - public.samples)
-    if sizes != (job.samples, job.labelled) or public.fingerprint(labels) != job.public:
-        raise FedstillError(
-            f"{where}: the public samples here ({sizes[0]}, and {sizes[1]} labelled at the centre) are not those of "
-            f"the job ({job.samples} and {job.labelled}), or stand in another order: opinions would not fit together."
-        )

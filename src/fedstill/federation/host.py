@@ -1,79 +1,63 @@
-"""What a site's worker does: a host of one client, its state on the site's own disk, and a guard on what leaves."""
+"""What a site's worker does: a host of one client, and its state on the site's own disk."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fedstill.common import plugins
+from fedstill.common.events import Step, Tell
 from fedstill.engines import checkpoint
 from fedstill.engines.checkpoint import Manifest
 from fedstill.engines.host import Host
-from fedstill.engines.seconds import Slip
+from fedstill.engines.hosting import Request
 from fedstill.federation.data import PublicSet, site_plan
 from fedstill.federation.files import SiteFile
 from fedstill.federation.job import Job
 from fedstill.federation.requests import Refusal
 from fedstill.federation.worker import Errand
 from fedstill.plan.plan import Plan
-from fedstill.wire.messages import decode
-
-SHOWN = ("phase", "done", "steps", "epochs")
-"""What a site tells of its progress: how far it is, never how well it does."""
+from fedstill.wire.codecs import Passage
+from fedstill.wire.messages import Message
 
 
 class SiteHost:
     """Answers the requests that reach a worker."""
 
-    def __init__(self, errand: Errand, tell: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, errand: Errand, tell: Tell) -> None:
         self.errand, self.tell = errand, tell
         self.job = Job.from_json(errand.job)
         self.file = SiteFile.model_validate(errand.file)
         self.folder = Path(errand.folder)
         plugins.allow_only(self.file.own)
 
-    def answer(self, header: Mapping[str, Any], payload: bytes) -> bytes:
+    def answer(self, request: Request) -> bytes:
         """What is asked for, as bytes."""
-        kind = header["what"]
-        if kind == "call":
-            return self._checked(self.host.call(self.errand.site, payload))
-        if kind == "save":
-            self._save(int(header["round"]))
-        elif kind == "restore":
-            return json.dumps(self._restore(int(header["round"]))).encode()
-        elif kind == "export":
-            self.host.export(self.errand.site)
-        return b""
+        if request.what == "save":
+            self._save(request.round)
+            return b""
+        if request.what == "restore":
+            return json.dumps(self._restore(request.round)).encode()
+        return self.host.answer(request)
 
     @cached_property
     def plan(self) -> Plan:
         """The site's part of the experiment; reading and tokenising take their time."""
-        self.tell({"phase": "reading", "done": 0, "steps": 1})
+        self.tell(Step(self.errand.site, "reading", 0, 1))
         public = PublicSet.unpack(Path(self.errand.public).read_bytes())
         return site_plan(self.job, self.errand.site, self.file, public, self.folder)
 
     @cached_property
     def host(self) -> Host:
         """One client's."""
-        torch.set_num_threads(self.plan.threads)
-        return Host(self.plan, None, self._progress)
-
-    def _progress(self, event: dict[str, Any]) -> None:
-        if "phase" in event:
-            self.tell({key: event[key] for key in SHOWN if key in event})
-
-    def _checked(self, reply: bytes) -> bytes:
-        """The reply, if it holds nothing that the site keeps to itself."""
-        if not self.file.limits.parameters:
-            message = decode(Slip.take_off(reply)[0], self.host.types).message
-            if any(isinstance(value, Mapping) for value in vars(message).values()):
-                raise Refusal(f"its limits forbid that parameters leave, and {type(message).__name__} holds some.")
-        return reply
+        torch.set_num_threads(self.plan.experiment.threads)
+        plan = replace(self.plan, host_bytes=None)
+        return Host(plan, self.tell, [] if self.file.limits.parameters else [refuse_parameters])
 
     def _save(self, round: int) -> None:
         self._forget_after(round)
@@ -98,3 +82,10 @@ class SiteHost:
         for path in checkpoint.folder_of(self.folder).glob("round-*.json"):
             if int(path.stem.removeprefix("round-")) > round:
                 path.unlink()
+
+
+def refuse_parameters(message: Message, passage: Passage) -> Message:
+    """A site's limit, which stands where messages leave."""
+    if any(isinstance(value, Mapping) for value in vars(message).values()):
+        raise Refusal(f"its limits forbid that parameters leave, and {type(message).__name__} holds some.")
+    return message

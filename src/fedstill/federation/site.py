@@ -9,18 +9,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedstill import algorithms
 from fedstill.common import plugins
 from fedstill.common.errors import FedstillError
+from fedstill.common.events import Event, Step, Tell
 from fedstill.common.files import write_whole
 from fedstill.common.version import VERSION
+from fedstill.engines.hosting import Request
 from fedstill.federation.data import PublicSet, site_public
 from fedstill.federation.files import SiteFile, to_values
 from fedstill.federation.job import Job
-from fedstill.federation.requests import LARGE, WAIT_S, Refusal, frame, unframe
+from fedstill.federation.requests import LARGE, WAIT_S, Refusal
 from fedstill.federation.worker import Died, Errand, Failed, Worker
+from fedstill.wire.frames import frame, unframe
 from fedstill.wire.messages import BadMessage, Parameters
 
+SHOWN = ("phase", "done", "steps", "epochs")
+"""What a site tells of its progress: how far it is, never how well it does."""
 GIVEN_UP = "it took too long and was given up."
 DEATHS = 2
 """How often a worker may die over one request before that is a failure."""
@@ -101,7 +105,7 @@ class Site:
                     "call": self._call,
                     "save": self._save,
                     "restore": self._restore,
-                    "export": lambda task, header, payload: ({}, self._ask(task, {"what": "export"})),
+                    "export": self._export,
                 }
                 if header["what"] not in ("open", "public") and not self.is_open:
                     raise Refusal("it has not opened for this experiment.")
@@ -125,7 +129,7 @@ class Site:
         own = site_public(self.file, self.job.samples)
         if own is not None:
             self._keep_public(own)
-        wants = not self.public.exists() or not self._is_agreed(PublicSet.unpack(self.public.read_bytes()))
+        wants = not self.public.exists() or not PublicSet.unpack(self.public.read_bytes()).is_of(self.job)
         self.is_open = True
         self._log(f"takes part in {self.job.experiment['algorithm']['name']}, hash {self.job.hash[:16]}")
         return {"wants_public": wants}, b""
@@ -135,16 +139,12 @@ class Site:
         return {}, b""
 
     def _keep_public(self, public: PublicSet) -> None:
-        if not self._is_agreed(public):
+        if not public.is_of(self.job):
             raise Refusal(
                 "its public samples are not the experiment's: opinions on them would not fit together. Compare the "
                 "files row by row."
             )
         write_whole(self.public, public.pack())
-
-    def _is_agreed(self, public: PublicSet) -> bool:
-        labels: list[str] = self.job.experiment["labels"]
-        return public.fingerprint(labels) == self.job.public
 
     def _call(self, task: Task, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         round = int(header["round"])
@@ -152,7 +152,7 @@ class Site:
             self._log(f"round {round} of {self.job.experiment['rounds']}")
         self.round = round
         try:
-            reply = self._ask(task, {"what": "call"}, payload)
+            reply = self._ask(task, Request("call", self.name, round, payload))
         except BaseException:
             # Who fails in a round was not there in it.
             self.since = [(number, raw) for number, raw in self.since if number != round]
@@ -161,39 +161,44 @@ class Site:
         return {}, reply
 
     def _save(self, task: Task, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
-        self._ask(task, {"what": "save", "round": header["round"]})
-        self.boundary, self.since = int(header["round"]), []
+        round = int(header["round"])
+        self._ask(task, Request("save", self.name, round))
+        self.boundary, self.since = round, []
         return {}, b""
 
     def _restore(self, task: Task, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         wanted = self.boundary = int(header["round"])
         self.since = []
-        self.boundary = int(json.loads(self._ask(task, {"what": "restore", "round": wanted})))
+        self.boundary = int(json.loads(self._ask(task, Request("restore", self.name, wanted))))
         return {"round": self.boundary}, b""
+
+    def _export(self, task: Task, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+        return {}, self._ask(task, Request("export", self.name))
 
     # The worker
 
-    def _ask(self, task: Task, header: dict[str, Any], payload: bytes = b"") -> bytes:
+    def _ask(self, task: Task, request: Request) -> bytes:
         """The worker's answer; one that dies is started again and brought to where it was."""
 
-        def tell(progress: dict[str, Any]) -> None:
-            task.header = {"state": "working", "progress": progress}
+        def tell(event: Event) -> None:
+            if isinstance(event, Step):
+                task.header = {"state": "working", "progress": {name: getattr(event, name) for name in SHOWN}}
 
         deaths: list[str] = []
         while True:
             try:
-                return self._living(task, tell).ask(header, payload, tell)
+                return self._living(task, tell).ask(request, tell)
             except Died as death:
                 self.worker = None
                 if task.is_superseded:
                     raise Failed(GIVEN_UP) from death
                 deaths.append(str(death))
                 task.notes.append(f"its worker died ({death}) and was started again.")
-                self._log(f"the worker died over {header['what']} ({death}); it is started again.")
+                self._log(f"the worker died over {request.what} ({death}); it is started again.")
                 if len(deaths) > DEATHS:
                     raise Failed(f"its worker died {len(deaths)} times over one request ({deaths[-1]}).") from death
 
-    def _living(self, task: Task, tell: Callable[[dict[str, Any]], None]) -> Worker:
+    def _living(self, task: Task, tell: Tell) -> Worker:
         """A worker in the state that the site is in."""
         with self.lock:  # whoever gives a task up ends its worker: none may be started for it afterwards
             if task.is_superseded:
@@ -214,16 +219,16 @@ class Site:
             raise
         return worker
 
-    def _bring_back(self, worker: Worker, task: Task, tell: Callable[[dict[str, Any]], None]) -> None:
+    def _bring_back(self, worker: Worker, task: Task, tell: Tell) -> None:
         if self.boundary:
-            reached = int(json.loads(worker.ask({"what": "restore", "round": self.boundary}, b"", tell)))
+            reached = int(json.loads(worker.ask(Request("restore", self.name, self.boundary), tell)))
             if reached != self.boundary:
                 task.notes.append(
                     f"its state after round {self.boundary} is lost; that after {reached} takes its place."
                 )
                 self.boundary = reached
-        for _, raw in self.since:
-            worker.ask({"what": "call"}, raw, tell)
+        for round, raw in self.since:
+            worker.ask(Request("call", self.name, round, raw), tell)
 
     def _end_worker(self) -> None:
         if self.worker is not None:
@@ -247,7 +252,7 @@ def refuse_unwanted(job: Job, file: SiteFile, name: str) -> None:
     plugins.allow_only(file.own)
     try:
         experiment = job.settled()
-        algorithm = algorithms.make(experiment.algorithm)
+        algorithm = experiment.method
     except FedstillError as error:
         if any(place.rpartition(":")[0] in str(error) for place in file.own.values()):
             raise  # it speaks of a file of the site's: for the site's own log

@@ -13,7 +13,7 @@ from fedstill.common.errors import FedstillError
 from fedstill.common.files import write_whole
 from fedstill.common.version import VERSION
 from fedstill.config.experiment import Experiment
-from fedstill.engines.engine import needed
+from fedstill.engines.conductor import needed
 from fedstill.federation.centre import END, STOPPED
 from fedstill.federation.data import read_public, refuse_impossible
 from fedstill.federation.job import Job

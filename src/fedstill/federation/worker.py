@@ -13,15 +13,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from fedstill.common.errors import FedstillError
+from fedstill.common.events import Event, Tell
+from fedstill.engines.hosting import Outcome, Pipe, Reason, Request, serve
 from fedstill.engines.processes import STOP_S, how_it_died
-from fedstill.federation.requests import Refusal, frame, unframe
+from fedstill.federation.requests import Refusal
+from fedstill.wire.frames import frame, unframe
 
 
 class Died(Exception):
@@ -57,28 +60,27 @@ class Worker:
                 stderr=out,
             )
         there.close()
-        self.pipe = Connection(here.detach())
+        self.pipe = Pipe(Connection(here.detach()))
         with contextlib.suppress(OSError):  # who asks it something will notice that it died at once
-            self.pipe.send_bytes(frame(asdict(errand)))  # not as an argument, which everybody on the machine could read
+            # Not as an argument, which everybody on the machine could read.
+            self.pipe.connection.send_bytes(frame(asdict(errand)))
 
     @property
     def is_alive(self) -> bool:
         """Whether it can be asked."""
         return self.process.poll() is None
 
-    def ask(self, header: Mapping[str, Any], raw: bytes, tell: Callable[[dict[str, Any]], None]) -> bytes:
+    def ask(self, request: Request, tell: Tell) -> bytes:
         """Its reply; progress is told on the way."""
         try:
-            self.pipe.send_bytes(frame(header, raw))
-            while True:
-                head, payload = unframe(self.pipe.recv_bytes())
-                if head["kind"] == "reply":
-                    return payload
-                if head["kind"] == "failure":
-                    raise Failed(head["reason"])
-                tell(head)
+            self.pipe.send(request)
+            while isinstance(heard := self.pipe.hear(), Event):
+                tell(heard)
         except (EOFError, OSError) as error:
             raise Died(self.kill()) from error
+        if isinstance(heard, Reason):
+            raise Failed(heard.sentence)
+        return heard
 
     def kill(self) -> str:
         """End it, whatever it does; how it died, where it had done so already."""
@@ -88,7 +90,7 @@ class Worker:
             except subprocess.TimeoutExpired:
                 self.process.kill()
         code = self.process.wait()
-        self.pipe.close()
+        self.pipe.connection.close()
         return how_it_died(code)
 
 
@@ -96,26 +98,22 @@ def main() -> None:
     """A worker's life: requests one after the other until the socket closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: who started it decides
     threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
-    pipe = Connection(int(sys.argv[1]))
-    errand = Errand(**unframe(pipe.recv_bytes())[0])
+    connection = Connection(int(sys.argv[1]))
+    errand = Errand(**unframe(connection.recv_bytes())[0])
     from fedstill.federation.host import SiteHost
 
-    lock = threading.Lock()
+    def make(tell: Tell) -> Callable[[Request], Outcome]:
+        host = SiteHost(errand, tell)
 
-    def send(header: Mapping[str, Any], payload: bytes = b"") -> None:
-        with lock:
-            pipe.send_bytes(frame(header, payload))
+        def answer(request: Request) -> Outcome:
+            try:
+                return host.answer(request)
+            except Exception as error:  # the method's own code may raise anything, and the worker goes on
+                return Reason(_safe(error))
 
-    host = SiteHost(errand, lambda event: send({"kind": "progress", **event}))
-    while True:
-        try:
-            header, payload = unframe(pipe.recv_bytes())
-        except (EOFError, OSError):
-            return
-        try:
-            send({"kind": "reply"}, host.answer(header, payload))
-        except Exception as error:  # the method's own code may raise anything, and the worker goes on
-            send({"kind": "failure", "reason": _safe(error)})
+        return answer
+
+    serve(connection, make)
 
 
 def _safe(error: Exception) -> str:

@@ -16,7 +16,7 @@ from fedstill.data.partition import Partition
 from fedstill.papers.grid import Grid, GridRun
 from fedstill.papers.side_by_side import MISSING, Outcomes, SideBySide, finished, label
 from fedstill.results.record import Record
-from fedstill.wire.messages import SERVER, WIDTHS, Width
+from fedstill.wire.messages import SERVER
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,9 @@ class Cost:
     besides: Mapping[str, Callable[[Sizes], int]]
     paper: str = ""
 
+
+FLOAT = 4
+"""Bytes of a number before a codec has shrunk it."""
 
 LAST_MODEL: dict[str, Callable[[Sizes], int]] = {"the last model goes down after round T too (P)": lambda s: s.P}
 LEFT_OUT = "the paper leaves out the factor C"
@@ -108,8 +111,7 @@ class Account:
             raise FedstillError(f"rows: no formula is known for {name}; {nearest(name, COSTS)}")
         # What several clients receive is one line with its bytes written once: a plain sum counts the downlink once.
         payload = sum(line["payload"] for line in Record(run.folder).ledger if line["verb"] != "hello")
-        width: Width = getattr(run.experiment.method, "width", "fp32")
-        return cls(COSTS[name], sizes_of(run), payload // WIDTHS[width].itemsize)
+        return cls(COSTS[name], sizes_of(run), payload // FLOAT)
 
     @property
     def predicted(self) -> int:

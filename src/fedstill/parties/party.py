@@ -18,6 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedstill.common.errors import FedstillError
+from fedstill.common.events import Step, Tell, tell_nobody
 from fedstill.common.randomness import generator, key
 from fedstill.data.corpus import Ints
 from fedstill.data.examples import NO_ROWS, Examples, Labelled
@@ -29,6 +30,9 @@ from fedstill.models import Model, ModelSpec
 from fedstill.models.text_to_text import TextToText
 from fedstill.parties.evaluation import NOT_MEASURED, Evaluation
 from fedstill.parties.memory import Memory
+
+BETWEEN = "\x1f"
+"""Stands in no name: between a tensor's name and what a codec remembers of it."""
 
 Stage = Literal["trained", "distilled", "processed"]
 
@@ -73,7 +77,7 @@ class Surroundings:
     seed: int
     device: torch.device
     precision: Precision
-    tell: Callable[[dict[str, Any]], None] = lambda event: None
+    tell: Tell = tell_nobody
     """Progress for the person who waits; changes nothing."""
 
 
@@ -94,6 +98,8 @@ class Party:
     """A further model that reads with the party's own tokenizer."""
     round: int = 0
     memory: Memory = field(default_factory=Memory)
+    wire: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    """What codecs remember of what crossed before; theirs alone."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
     """What `evaluate` measured and nobody has fetched yet; only these numbers leave, never the rows."""
     notes: list[str] = field(default_factory=list)
@@ -310,9 +316,7 @@ class Party:
 
     def tell(self, phase: str, epochs: int, done: int, steps: int, loss: float) -> None:
         """Progress for the person who waits."""
-        self.around.tell(
-            {"party": self.name, "phase": phase, "done": done, "steps": steps, "epochs": epochs, "loss": loss}
-        )
+        self.around.tell(Step(self.name, phase, done, steps, epochs, loss))
 
     # State: defined at round boundaries only
 
@@ -323,6 +327,7 @@ class Party:
         state |= {f"opened/{self.round}/{name}": torch.tensor(times) for name, times in self._opened.items()}
         extras = self._sleeping | {name: extra.state() for name, extra in self._extras.items()}
         state |= {f"extra/{name}/{part}": value for name, parts in extras.items() for part, value in parts.items()}
+        state |= {f"wire/{name}{BETWEEN}{part}": v for name, parts in self.wire.items() for part, v in parts.items()}
         return state | {name: _copy(value) for name, value in self.memory.state().items()}
 
     def move(self, device: torch.device) -> None:
@@ -350,7 +355,7 @@ class Party:
         model = {name.removeprefix("model/"): value for name, value in state.items() if name.startswith("model/")}
         if model:
             self.set_parameters(model)
-        self.memory = Memory.from_state(state)
+        self.memory, self.wire = Memory.from_state(state), {}
         self._opened, self._extras, self._sleeping = {}, {}, {}
         for name, value in state.items():
             kind, _, rest = name.partition("/")
@@ -361,6 +366,9 @@ class Party:
             elif kind == "extra":
                 outer, _, part = rest.partition("/")
                 self._sleeping.setdefault(outer, {})[part] = value
+            elif kind == "wire":
+                outer, _, part = rest.partition(BETWEEN)
+                self.wire.setdefault(outer, {})[part] = value
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -6,11 +6,9 @@ method, counted. An engine carries the bytes and never looks into them.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Protocol, cast
 
 from torch import Tensor
@@ -212,11 +210,7 @@ def _groups(message: Outgoing, names: Sequence[str]) -> list[tuple[Message | Non
     return list(groups.values())
 
 
-@cache
-def _kinds(cls: type[Message]) -> dict[str, Kind | None]:
-    return {item.name: item.metadata.get("kind") for item in dataclasses.fields(cls)}
-
-
 def _kind(cls: type[Message], name: str) -> Kind | None:
     """Of the field that a tensor belongs to: `field`, or `field/key`."""
-    return _kinds(cls).get(name.partition("/")[0])
+    found = cls.__dataclass_fields__.get(name.partition("/")[0])
+    return None if found is None else found.metadata.get("kind")
