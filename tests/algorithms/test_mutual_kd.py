@@ -16,7 +16,8 @@ from fedstill.data.artefacts import fetch
 from fedstill.learning.losses import ce
 from fedstill.learning.mutual import Learner, Outputs, learn_mutually, mutual_losses
 from fedstill.learning.phases import Phase, PhaseSettings
-from fedstill.wire.low_rank import compress, expand
+from fedstill.wire.codecs import Passage
+from fedstill.wire.codecs.low_rank import LowRank
 from fedstill.wire.messages import Hello
 from fedstill.wire.replies import Replies
 from tests.engines.conftest import content
@@ -129,9 +130,9 @@ def with_teacher(bench, **settings):
 def test_a_client_starts_from_the_students_theta_and_sends_what_it_changed(bench):
     me, theta = with_teacher(bench), bench.server().parameters()
     me.enter(1)
-    algorithm = MutualKD(svd=False)
-    algorithm.digest(me, Student(theta, is_whole=True, rounds=3))
-    update = algorithm.opine(me).parts
+    algorithm = MutualKD()
+    algorithm.digest(me, Student(whole=theta))
+    update = algorithm.opine(me).update
     batch = bench.rows(bench.private).batch(torch.arange(12), torch.device("cpu"))
     labels = bench.labels[bench.private]
     student, teacher = bench.model().module, bench.model(seed=11).module
@@ -148,13 +149,24 @@ def test_a_client_starts_from_the_students_theta_and_sends_what_it_changed(bench
     assert len(me.notes) == 1
 
 
-def test_energy_rises_from_the_first_round_to_the_last(monkeypatch):
-    asked = []
-    monkeypatch.setattr("fedstill.algorithms.mutual_kd.compress", lambda update, energy: asked.append(energy) or update)
-    for round in (1, 2, 3):
-        MutualKD()._pack({}, round, 3)
-    MutualKD()._pack({}, 1, 1)
-    assert asked == pytest.approx([0.95, 0.965, 0.98, 0.95])
+def shrunk(update, round=1, rounds=2):
+    """An update as it travels down: what the codec keeps of it."""
+    passage = Passage("down", "server", (), round, rounds)
+    parts = {name: LowRank().encode(value, passage, {}) for name, value in update.items()}
+    return {name: update[name] if part is None else LowRank().decode(part, passage, {}) for name, part in parts.items()}
+
+
+class Fed:
+    """A federation whose clients have said these updates."""
+
+    def __init__(self, server, ups):
+        self.server, self.ups, self.clients = server, ups, ups.clients
+
+    def call(self, verb, message):
+        return self.ups
+
+    def as_received(self, message):
+        return Student(update=shrunk(message.update))
 
 
 @pytest.mark.parametrize(("weights", "shares"), [("uniform", (0.5, 0.5)), ("size", (0.25, 0.75))])
@@ -163,15 +175,14 @@ def test_the_server_applies_the_mean_as_it_travels(bench, weights, shares):
     before = me.parameters()
     torch.manual_seed(2)
     updates = [{name: torch.randn_like(value) for name, value in before.items()} for _ in range(2)]
-    packed = [compress(update, 0.95) for update in updates]
     hellos = {"a": Hello(10), "b": Hello(30)}
-    ups = Replies({name: Student(parts) for name, parts in zip("ab", packed, strict=True)}, hellos)
-    parts = MutualKD(weights=weights).merge(me, ups, 1, 2)
-    came = [expand(part) for part in packed]
-    mean = {name: (shares[0] * came[0][name].double() + shares[1] * came[1][name].double()).float() for name in before}
-    wanted = compress(mean, 0.95)
-    assert all(torch.equal(parts[name], wanted[name]) for name in wanted)
-    after = changed(before, expand(parts))
+    ups = Replies({name: Student(update=update) for name, update in zip("ab", updates, strict=True)}, hellos)
+    answer = MutualKD(weights=weights).round(Fed(me, ups), None)
+    mean = {
+        name: (shares[0] * updates[0][name].double() + shares[1] * updates[1][name].double()).float() for name in before
+    }
+    assert all(torch.equal(answer.update[name], mean[name]) for name in mean)
+    after = changed(before, shrunk(mean))
     assert all(torch.equal(value, after[name]) for name, value in me.parameters().items())
 
 
@@ -183,34 +194,18 @@ def test_differences_add_up_and_integers_are_taken_as_they_are():
     assert all(torch.equal(value, after[name]) for name, value in changed(before, update).items())
 
 
-def sent(monkeypatch):
-    """What every update came to, in numbers."""
-    numbers = []
-
-    def spy(update, energy):
-        parts = compress(update, energy)
-        numbers.append(sum(part.numel() for part in parts.values()))
-        return parts
-
-    monkeypatch.setattr("fedstill.algorithms.mutual_kd.compress", spy)
-    return numbers
-
-
-def test_the_ledger_counts_the_factors_and_everybody_ends_with_the_same_student(experiment, tmp_path, monkeypatch):
-    numbers = sent(monkeypatch)
+def test_factors_travel_and_everybody_ends_with_the_same_student(experiment, tmp_path):
     record = fedstill.run(experiment(algorithm="MutualKD", **SMALL), tmp_path / "run")
     server = load_file(record.model_folder() / "model.safetensors")
     for client in record.summary["clients"]:
         own = load_file(record.model_folder(client) / "model.safetensors")
         assert all(torch.equal(own[name], value) for name, value in server.items())
-    assert len(numbers) == 2 * (3 + 1)  # three clients and the server, two rounds
+    whole = 4 * sum(value.numel() for value in server.values())
     lines = [line for line in record.ledger if line["message"] == "Student"]
-    up = {line["round"]: line["payload"] for line in lines if line["direction"] == "up"}
-    down = {line["round"]: line["payload"] for line in lines if line["direction"] == "down"}
-    assert up == {1: 4 * sum(numbers[:3]), 2: 4 * sum(numbers[4:7])}
-    whole = sum(value.numel() for value in server.values())
-    assert down == {1: 4 * whole, 2: 4 * numbers[3], 3: 4 * numbers[7]}
-    assert max(numbers) < whole
+    assert [(line["payload"], line["recipients"]) for line in lines if line["direction"] == "down"] == 3 * [(whole, 3)]
+    saved = {(line["round"], line["direction"]): line["bytes"] - line["encoded"] for line in lines}
+    assert saved.pop((1, "down")) == 0  # the first student goes as it is
+    assert all(bytes > 0 for bytes in saved.values())
     assert any("logits only" in note for note in record.summary["notes"])
 
 
@@ -219,17 +214,19 @@ def test_who_had_no_part_in_a_round_gets_the_whole_student(experiment, tmp_path)
     server = load_file(record.model_folder() / "model.safetensors")
     whole = 4 * sum(value.numel() for value in server.values())
     last = [line for line in record.ledger if line["direction"] == "down" and line["round"] == 4]
-    assert sorted((line["payload"] == whole, line["recipients"]) for line in last) == [(False, 2), (True, 1)]
+    assert all(line["payload"] == whole for line in last)
+    assert sorted((line["encoded"] > whole, line["recipients"]) for line in last) == [(False, 2), (True, 1)]
     for client in record.summary["clients"]:
         own = load_file(record.model_folder(client) / "model.safetensors")
         assert all(torch.equal(own[name], value) for name, value in server.items())
 
 
 def test_raw_updates_cost_what_fedavg_does(experiment, tmp_path):
-    record = fedstill.run(experiment(algorithm={"name": "MutualKD", "svd": False}), tmp_path / "run")
+    record = fedstill.run(experiment(algorithm="MutualKD", wire={"parameters": "fp32"}), tmp_path / "run")
     fedavg = fedstill.run(experiment(algorithm="FedAvg"), tmp_path / "fedavg")
     payload, theirs = (sum(line["payload"] for line in r.ledger) for r in (record, fedavg))
     assert payload == theirs
+    assert all(line["bytes"] == line["encoded"] for line in record.ledger)
 
 
 @pytest.fixture
@@ -262,9 +259,9 @@ def test_a_federation_of_berts_learns_and_ends_the_same_after_an_interruption(be
 
 def test_the_teacher_is_its_own_model_that_stays(bench):
     me = with_teacher(bench)
-    algorithm, theta = MutualKD(svd=False), bench.server().parameters()
+    algorithm, theta = MutualKD(), bench.server().parameters()
     me.enter(1)
-    algorithm.digest(me, Student(theta, is_whole=True, rounds=2))
+    algorithm.digest(me, Student(whole=theta))
     algorithm.opine(me)
     kept = me.extra("teacher").parameters()
     fresh = bench.model(seed=11).module.state_dict()

@@ -60,11 +60,13 @@ def test_fedavg_weighs_parameters_by_rows(bench):
 
 def test_fedavg_in_bf16_sends_half_the_bytes_and_stays_close(experiment, tmp_path):
     records = {
-        width: fedstill.run(experiment(algorithm={"name": "FedAvg", "width": width}), tmp_path / width)
+        width: fedstill.run(experiment(algorithm="FedAvg", wire={"parameters": width}), tmp_path / width)
         for width in ("fp32", "bf16", "fp16")
     }
     payload = {width: sum(line["payload"] for line in record.ledger) for width, record in records.items()}
-    assert payload["bf16"] == payload["fp16"] == payload["fp32"] / 2
+    assert payload["bf16"] == payload["fp16"] == payload["fp32"]  # before the codec
+    saved = {width: sum(line["bytes"] - line["encoded"] for line in r.ledger) for width, r in records.items()}
+    assert saved == {"fp32": 0, "bf16": payload["fp32"] // 2, "fp16": payload["fp32"] // 2}
     exact = records["fp32"].model().module.state_dict()
     for width, digits in (("bf16", 2**-8), ("fp16", 2**-11)):
         for name, value in records[width].model().module.state_dict().items():

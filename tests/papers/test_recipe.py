@@ -145,7 +145,8 @@ def test_paper_scale_is_the_papers_protocol(monkeypatch: pytest.MonkeyPatch) -> 
     assert (drs.partition.alpha, drs.partition.clients, drs.participation, drs.train.epochs) == (0.05, 20, 0.8, 5)
     assert (drs.train.optimiser, drs.train.rate, drs.server.name) == ("adafactor", 1e-3, "FacebookAI/roberta-base")
     assert (drs.corpus.cut, samples["t5-base-alpha-0-fedavg"].partition.clients) == (True, None)
-    assert samples["roberta-base-alpha-0-fedkd-2xroberta"].algorithm == {"name": "MutualKD", "svd": False}
+    fedkd = samples["roberta-base-alpha-0-fedkd-2xroberta"]
+    assert (fedkd.algorithm, fedkd.wire.parameters) == ({"name": "MutualKD"}, "fp32")
 
 
 @pytest.mark.parametrize(

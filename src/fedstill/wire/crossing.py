@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor
 
+from fedstill.common.errors import FedstillError
 from fedstill.wire.codecs import Codecs, Direction, Passage
 from fedstill.wire.encoding import Parcel, Parts, Sizes, decode, encode
 from fedstill.wire.guard import check, check_measured
@@ -142,7 +143,10 @@ class Crossing:
             if codec is None or not value.is_floating_point():
                 return None
             with self._history(f"sent {name}") as history:
-                return codec.encode(value, passage, history)
+                try:
+                    return codec.encode(value, passage, history)
+                except FedstillError as error:
+                    raise FedstillError(f"{name}: {error}") from error
 
         return encode(message, envelope, code)
 

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from fedstill.wire.codecs import Passage
+from fedstill.wire.codecs.quantised import Quantised, dequantise, pack, quantise, unpack
 from fedstill.wire.messages import BadMessage
-from fedstill.wire.quantise import dequantise, pack, quantise, unpack
 
 many_bits = st.integers(1, 8)
 positive = st.floats(0, 1, width=32)
@@ -96,3 +97,75 @@ def test_differences_are_zero_where_nothing_changed_and_cost_next_to_nothing():
 def test_other_bytes_are_refused(packed, complaint):
     with pytest.raises(BadMessage, match=complaint):
         unpack(packed, None, 2, (4, 3))
+
+
+def chances(seed, rows=12):
+    return torch.from_numpy(np.random.default_rng(seed).dirichlet(np.ones(3), rows)).float()
+
+
+UP = Passage("up", "books", ("server",), 1, 3, largest=36)
+
+
+def test_a_sender_speaks_in_differences_to_what_it_said_last_where_that_is_shorter():
+    codec, here, there = Quantised(up=3), {}, {}
+    for number, value in enumerate([chances(1), chances(1), chances(2)], 1):
+        parts = codec.encode(value, UP, here)
+        said, since, is_logits, *shape = parts["about"].tolist()
+        assert (said, is_logits, shape) == (number, 0, [12, 3])
+        assert since == (1 if number == 2 else 0) or number == 3
+        assert torch.equal(codec.decode(parts, UP, there), dequantise(quantise(value, 3), 3))
+    assert torch.equal(here["codes"], there["codes"])
+
+
+def test_a_difference_goes_only_to_who_has_what_it_is_to():
+    codec, here = Quantised(down=2), {}
+
+    def since(*receivers):
+        passage = Passage("down", "server", receivers, 1, 3)
+        return int(codec.encode(chances(1), passage, here)["about"][1])
+
+    assert since("books") == 0
+    assert since("books", "films") == 0
+    assert since("books", "films") == 2
+    here.pop("to/films")  # nobody knows what it has
+    assert since("books") == 3
+    assert since("books", "films") == 0
+
+
+def test_logits_arrive_as_log_probabilities_and_keep_their_order():
+    logits = torch.tensor([[2.0, 1.0, -3.0], [-9.0, 0.0, 4.0]])
+    parts = Quantised(up=8).encode(logits, UP, {})
+    arrived = Quantised(up=8).decode(parts, UP, {})
+    torch.testing.assert_close(arrived.exp().sum(1), torch.ones(2), rtol=1e-6, atol=0)
+    torch.testing.assert_close(arrived.exp(), logits.softmax(-1), rtol=0, atol=1 / 255)
+
+
+def test_32_bits_are_the_numbers_themselves():
+    assert Quantised(up=32).encode(chances(1), UP, {}) is None
+    with pytest.raises(BadMessage, match="other labels than the 32 bits"):
+        Quantised(up=32).decode({"codes": torch.zeros(3, dtype=torch.uint8)}, UP, {})
+
+
+def about(*numbers):
+    return torch.tensor(numbers)
+
+
+GOOD = pack(quantise(chances(1), 2), None, 2)
+
+
+@pytest.mark.parametrize(
+    ("parts", "complaint"),
+    [
+        ({"codes": GOOD}, "other labels than the 2 bits"),
+        ({"codes": GOOD, "about": about(1, 0, 0)}, "other labels than the 2 bits"),
+        ({"codes": GOOD, "about": about(3, 2, 0, 12, 3)}, "the difference to its labels number 2.*are number 0"),
+        ({"codes": GOOD, "about": about(3, 0, 0, 11, 3)}, "not those of 11 samples and 3 classes"),
+        ({"codes": GOOD, "about": about(3, 0, 0, 10**6, 3)}, "nobody was asked for so many"),
+        ({"codes": GOOD, "about": about(3, 0, 0, -1, 3)}, "nobody was asked for so many"),
+        ({"codes": pack(torch.full((12, 3), 3, dtype=torch.uint8), None, 2), "about": about(1, 0, 0, 12, 3)}, "sum to"),
+        ({"codes": pack(quantise(chances(1), 4), None, 4), "about": about(1, 0, 0, 12, 3)}, "more than the 2 bits"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(parts, complaint):
+    with pytest.raises(BadMessage, match=complaint):
+        Quantised(up=2).decode(parts, UP, {})
