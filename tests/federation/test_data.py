@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from fedstill import Experiment, FedstillError, run
 from fedstill.common import plugins
+from fedstill.common.events import Event
 from fedstill.config.source import dump
 from fedstill.data import corpora
 from fedstill.data.corpora import CorpusSpec
@@ -40,7 +41,7 @@ LABELS = ["bad", "good"]
 Shops = Callable[..., Experiment]
 
 
-def hear(event: dict[str, Any]) -> None:
+def hear(event: Event) -> None:
     """Nobody waits."""
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
 from fedstill import algorithms
 from fedstill.algorithms.base import Answers
 from fedstill.common.errors import FedstillError
+from fedstill.common.events import Measured, Noted, RoundDone, Saving, Tell
 from fedstill.common.files import FileReference, file_name
 from fedstill.common.randomness import generator
 from fedstill.engines import checkpoint
@@ -27,8 +28,6 @@ from fedstill.plan.plan import SERVER, Plan
 from fedstill.wire.ledger import Ledger
 from fedstill.wire.messages import BadMessage, Hello, Message, Sizes, check, check_measured, decode, encode
 from fedstill.wire.replies import Failure, Replies
-
-Tell = Callable[[dict[str, Any]], None]
 
 
 class Engine(ABC):
@@ -101,14 +100,14 @@ class Engine(ABC):
             if number % self.plan.save_every == 0 or number == self.rounds:
                 self._save(answer)
             self._write_seconds()
-            self.tell({"round": number, "rounds": self.rounds, "bytes": dict(self.ledger.totals)})
+            self.tell(RoundDone(number, self.rounds, sum(self.ledger.totals.values())))
         self._enter(self.rounds + 1)  # so that the last digest draws what a next round's would
         with self.clock.spent("phases"):
             self.algorithm.finish(self, answer)
         self._take(SERVER, self.server.metrics, self.server.notes)
         self._write_ledger()
         self._write_seconds()
-        self.tell({"round": self.rounds, "rounds": self.rounds, "finishing": True})
+        self.tell(Saving())
         if self.algorithm.has_server_model:
             export(self.server, self.plan.folder)
         self.export_clients()
@@ -216,7 +215,7 @@ class Engine(ABC):
         measured = [metric | {"party": party} for metric in metrics]
         self.journal.write("metrics", measured)
         for metric in measured:
-            self.tell({"metric": metric})
+            self.tell(Measured(metric))
         for note in notes:
             self._note(party, note)
         metrics.clear()
@@ -224,7 +223,7 @@ class Engine(ABC):
 
     def _note(self, party: str, note: str) -> None:
         self.journal.write("log", [{"round": self.round, "party": party, "note": note}])
-        self.tell({"note": f"{party}: {note}"})
+        self.tell(Noted(f"{party}: {note}"))
 
     def _write_seconds(self) -> None:
         """Where this round's time went: into the log, which differs from run to run."""

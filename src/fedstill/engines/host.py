@@ -7,7 +7,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 import torch
 from safetensors.torch import load, save, save_file
@@ -15,6 +15,7 @@ from safetensors.torch import load, save, save_file
 from fedstill import algorithms
 from fedstill.algorithms.base import Algorithm
 from fedstill.common.errors import FedstillError
+from fedstill.common.events import Rested, Tell
 from fedstill.common.files import FileReference, file_name
 from fedstill.engines.checkpoint import folder_of
 from fedstill.engines.seconds import Slip
@@ -30,7 +31,7 @@ from fedstill.wire.messages import Hello, Message, decode, encode
 class Host:
     """Runs verbs on its clients. The least recently used over the limits sleep on the host, or on disk."""
 
-    def __init__(self, plan: Plan, limit_bytes: int | None, tell: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, plan: Plan, limit_bytes: int | None, tell: Tell) -> None:
         self.plan, self.limit_bytes, self.tell = plan, limit_bytes, tell
         self.algorithm = algorithms.make(plan.algorithm)
         self.types = message_types(self.algorithm)
@@ -76,7 +77,7 @@ class Host:
         metrics, client.metrics = client.metrics, []
         notes, client.notes = client.notes, []
         reply = encode(message, {"round": client.round, "metrics": metrics, "notes": notes})
-        self.tell({"party": name, "phase": "done", "seconds": time.perf_counter() - started})
+        self.tell(Rested(name))
         encoded = time.perf_counter()
         self._make_room(except_for=name)
         built = client.seconds.get("building", 0.0)

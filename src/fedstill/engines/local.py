@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from fedstill.common.errors import FedstillError
+from fedstill.common.events import Event, Tell, from_json, to_json
 from fedstill.engines import processes
-from fedstill.engines.engine import Tell
 from fedstill.engines.host import Host
 from fedstill.engines.journal import Journal
 from fedstill.engines.processes import STOP_S, follow_parent, how_it_died, stop
@@ -101,7 +101,7 @@ class _Worker:
         except (EOFError, OSError) as error:
             raise self._died() from error
         if kind == b"p":
-            self.tell(json.loads(raw))
+            self.tell(from_json(json.loads(raw)))
             return None
         self.is_busy = False
         return raw if kind == b"r" else raw.decode()
@@ -128,8 +128,8 @@ def _serve(pipe: Connection, plan: Plan, limit_bytes: int | None) -> None:
     threading.Thread(target=follow_parent, daemon=True).start()
     torch.set_num_threads(plan.threads)
 
-    def tell(event: dict[str, Any]) -> None:
-        _send(pipe, b"p", json.dumps(event).encode())
+    def tell(event: Event) -> None:
+        _send(pipe, b"p", json.dumps(to_json(event)).encode())
 
     host = Host(plan, limit_bytes, tell)
     while True:

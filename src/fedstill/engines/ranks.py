@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from fedstill.common.errors import FedstillError
+from fedstill.common.events import Event, Tell, from_json, tell_nobody, to_json
 from fedstill.engines.sharing import Request, in_words
 
 BEAT_S = 5.0
@@ -179,7 +180,7 @@ class Conductor:
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self.tell: Callable[[dict[str, Any]], None] = lambda event: None
+        self.tell: Tell = tell_nobody
         self.turn = 0
         self.todo: dict[int, deque[Request]] = {}
         self.doing: dict[int, Request] = {}
@@ -241,7 +242,7 @@ class Conductor:
         def heard(words: list[Any], raw: bytes) -> None:
             kind, about = words
             if kind == "progress":
-                self.tell(about)
+                self.tell(from_json(about))
                 return
             with self.changing:
                 if about != self.turn:
@@ -285,9 +286,9 @@ class Follower:
             kind, raw = ("failure", outcome.encode()) if isinstance(outcome, str) else ("reply", outcome)
             self.line.send([kind, turn], raw)
 
-    def tell(self, event: dict[str, Any]) -> None:
+    def tell(self, event: Event) -> None:
         """Progress, for whoever looks at rank 0."""
-        self.line.send(["progress", event])
+        self.line.send(["progress", to_json(event)])
 
     def _heard(self, words: list[Any], raw: bytes) -> None:
         if words[0] == "quit":

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,17 @@ from typing import Any
 from safetensors.numpy import save
 
 from fedstill.common.errors import FedstillError
+from fedstill.common.events import Begun, Finished, Noted, Preparing, Tell, tell_nobody
 from fedstill.common.files import write_whole
 from fedstill.config.experiment import Experiment, load_experiment
 from fedstill.engines import checkpoint, ranks, torchrun
 from fedstill.engines.checkpoint import Manifest
-from fedstill.engines.engine import Engine, Tell
+from fedstill.engines.engine import Engine
 from fedstill.engines.journal import Journal
 from fedstill.engines.local import LocalEngine
 from fedstill.engines.ranks import Place
 from fedstill.engines.torchrun import TorchrunEngine
-from fedstill.plan.plan import Plan
+from fedstill.plan.plan import SERVER, Plan
 from fedstill.plan.prepare import changed_keys, prepare
 from fedstill.results.record import Record, write_summary
 
@@ -34,7 +35,7 @@ def run(
     experiment: Experiment,
     out: str | Path | None = None,
     force: bool = False,
-    tell: Tell = lambda event: None,
+    tell: Tell = tell_nobody,
 ) -> Record:
     """Run an experiment into a folder (`runs/<name>/seed-<n>` unless given) and return its record."""
     folder = Path(out) if out is not None else Path("runs") / experiment.name / f"seed-{experiment.seed}"
@@ -49,23 +50,23 @@ def run(
             "engine=local it runs in processes of this machine; the numbers are the same."
         )
     _make_room(folder, force, experiment)
-    tell({"preparing": str(folder)})
+    tell(Preparing(str(folder)))
     with _explaining(folder):
         experiment, plan, corpus = prepare(experiment, folder.resolve())
         write_whole(folder / "partition.safetensors", save(plan.partition.to_arrays()))
         write_whole(folder / "experiment.yaml", experiment.to_yaml().encode())  # last: from here on there is a run
-        tell({"plan": plan, "corpus": corpus, **_ranks(plan)})
+        tell(begun(plan, None, corpus.counts))
         return conduct(plan, folder, tell, after=None)
 
 
-def resume(folder: str | Path, tell: Tell = lambda event: None) -> Record:
+def resume(folder: str | Path, tell: Tell = tell_nobody) -> Record:
     """Go on with an interrupted run; its end is the one it would have had."""
     folder = Path(folder)
     if not (folder / "experiment.yaml").exists():
         raise FedstillError(f"{folder} holds no run to go on with: there is no experiment.yaml in it.")
     if Record(folder).is_finished:
         raise FedstillError(f"{folder} is finished; look at it with: fedstill compare {folder}")
-    tell({"preparing": str(folder)})
+    tell(Preparing(str(folder)))
     experiment = load_experiment(folder / "experiment.yaml")
     if experiment.engine == "flare":
         raise FedstillError(f"{folder} is a federation's: `fedstill federation submit` goes on with it at the centre.")
@@ -79,23 +80,21 @@ def resume(folder: str | Path, tell: Tell = lambda event: None) -> Record:
         experiment, plan, corpus = prepare(experiment, folder.resolve())
     manifest, passed = checkpoint.latest(folder)
     for sentence in passed:
-        tell({"note": sentence})
+        tell(Noted(sentence))
     if manifest is not None:
         refuse_changes(folder, manifest, plan)
     with _explaining(folder):
-        tell({"plan": plan, "corpus": corpus, "after": manifest.round if manifest else 0, **_ranks(plan)})
+        tell(begun(plan, manifest, corpus.counts))
         return conduct(plan, folder, tell, after=manifest)
 
 
-def begin_or_finish(
-    experiment: Experiment, folder: Path, force: bool = False, tell: Tell = lambda event: None
-) -> Record:
+def begin_or_finish(experiment: Experiment, folder: Path, force: bool = False, tell: Tell = tell_nobody) -> Record:
     """Run an experiment, or go on with it where it was begun in that folder; what is finished stays as it is."""
     if force or differences(experiment, folder) != []:
         return run(experiment, folder, force, tell)
     if not Record(folder).is_finished:
         return resume(folder, tell)
-    tell({"already": str(folder)})
+    tell(Finished(str(folder), was_before=True))
     return Record(folder)
 
 
@@ -137,8 +136,25 @@ def conduct(plan: Plan, folder: Path, tell: Tell, after: Manifest | None, make: 
     finally:
         journal.close()
     checkpoint.clear(folder)
-    tell({"finished": str(folder)})
+    tell(Finished(str(folder)))
     return Record(folder)
+
+
+def begun(plan: Plan, after: Manifest | None, corpus: Mapping[str, int]) -> Begun:
+    """What there is to say when the rounds of a plan begin, or go on after a checkpoint."""
+    parts = plan.partition
+    ranks = _ranks(plan)
+    return Begun(
+        rounds=plan.rounds,
+        metric=plan.metrics[0],
+        models={SERVER: str(plan.server.model), **{name: str(spec.model) for name, spec in plan.clients.items()}},
+        after=after.round if after else 0,
+        bytes=sum(after.bytes.values()) if after else 0,
+        private=sum(map(len, parts.train.values())),
+        public=len(parts.public),
+        hosts=f"{ranks} ranks" if ranks else f"{plan.workers} workers",
+        corpus=corpus,
+    )
 
 
 def _engine(plan: Plan, journal: Journal, tell: Tell) -> Engine:
@@ -147,11 +163,11 @@ def _engine(plan: Plan, journal: Journal, tell: Tell) -> Engine:
     return LocalEngine(plan, journal, tell)
 
 
-def _ranks(plan: Plan) -> dict[str, int]:
-    """How many there are, where they do the work: a single one leaves it to workers unless told otherwise."""
+def _ranks(plan: Plan) -> int:
+    """How many there are, 0 where workers do the work: a single one leaves it to them unless told otherwise."""
     if ranks.current is None or (ranks.current.place.ranks == 1 and plan.experiment["engine"] == "local"):
-        return {}
-    return {"ranks": ranks.current.place.ranks}
+        return 0
+    return ranks.current.place.ranks
 
 
 def _what_counts(experiment: dict[str, Any]) -> dict[str, Any]:

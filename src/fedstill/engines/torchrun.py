@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from fedstill.common.errors import FedstillError
+from fedstill.common.events import Tell, tell_nobody
 from fedstill.common.files import write_whole
-from fedstill.engines.engine import Tell
 from fedstill.engines.host import Host
 from fedstill.engines.journal import Journal
 from fedstill.engines.ranks import Conductor, Follower, Place
@@ -49,7 +49,7 @@ class TorchrunEngine(SharingEngine[int]):
         return self.conductor.work(requests, lambda request: answer(self.host, request))
 
     def close(self) -> None:
-        self.conductor.tell = lambda event: None
+        self.conductor.tell = tell_nobody
 
     def _begin(self) -> None:
         """Every rank reads the experiment from the run folder; one a machine first, so that it tokenises only once."""

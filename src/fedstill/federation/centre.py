@@ -18,10 +18,11 @@ import torch
 from fedstill.algorithms.base import Answers
 from fedstill.common import plugins
 from fedstill.common.errors import FedstillError
+from fedstill.common.events import Noted, SiteSaid, Tell
 from fedstill.common.files import FileReference, write_whole
 from fedstill.config.source import dump
 from fedstill.engines import checkpoint, runner
-from fedstill.engines.engine import Engine, Tell
+from fedstill.engines.engine import Engine
 from fedstill.engines.journal import Journal
 from fedstill.engines.seconds import Slip
 from fedstill.federation.data import PublicSet, centre_plan
@@ -186,8 +187,8 @@ class RemoteEngine(Engine):
 
     def _converse(self, site: str, header: Mapping[str, Any], payload: bytes) -> Said | Failure:
         reply = self._bring(site, header, payload)
-        state = "failed" if isinstance(reply, Failure) else "answered"
-        self.tell({"site": site, "state": state, "reason": getattr(reply, "reason", "")})
+        has_failed = isinstance(reply, Failure)
+        self.tell(SiteSaid(site, "failed" if has_failed else "answered", reason=getattr(reply, "reason", "")))
         return reply
 
     def _bring(self, site: str, header: Mapping[str, Any], payload: bytes) -> Said | Failure:
@@ -240,7 +241,7 @@ class RemoteEngine(Engine):
         poll = {"what": "poll", "number": number}
         begun = heard = time.monotonic()
         on_its_way_s, next_one, why = transfer_s(len(payload)), first, "no answer"
-        self.tell({"site": site, "state": "asked", "what": header["what"]})
+        self.tell(SiteSaid(site, "asked", header["what"]))
         while True:
             now = time.monotonic()
             if self.is_over.is_set():
@@ -268,7 +269,7 @@ class RemoteEngine(Engine):
             if state == "ready" and type(said.get("bytes")) is int and 0 < said["bytes"] < LARGEST:
                 on_its_way_s, next_one = transfer_s(said["bytes"]), frame({**poll, "takes_large": True})
             elif state == "working":
-                self.tell({"site": site, "state": "working", "progress": said.get("progress", {})})
+                self.tell(SiteSaid(site, "working", progress=said.get("progress")))
             elif state == "failed":
                 return Failure(site, plain(said.get("reason", "no reason given")))
             else:
@@ -292,11 +293,10 @@ def conduct(job: Job, file: CentreFile, runs: Path, ask: Ask, tell: Tell) -> Rec
     write_whole(folder / "experiment.yaml", dump(dict(plan.experiment)).encode())
     manifest, passed = checkpoint.latest(folder)
     for sentence in passed:
-        tell({"note": sentence})
+        tell(Noted(sentence))
     if manifest is not None:
         runner.refuse_changes(folder, manifest, plan)
-    before = {"after": manifest.round, "bytes": sum(manifest.bytes.values())} if manifest else {"after": 0, "bytes": 0}
-    tell({"begins": job.id, **before})
+    tell(runner.begun(plan, manifest, {}))
 
     def engine(plan: Plan, journal: Journal, tell: Tell) -> Engine:
         return RemoteEngine(plan, public, file, ask, journal, tell)

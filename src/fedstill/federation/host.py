@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fedstill.common import plugins
+from fedstill.common.events import Event, Step
 from fedstill.engines import checkpoint
 from fedstill.engines.checkpoint import Manifest
 from fedstill.engines.host import Host
@@ -63,9 +64,9 @@ class SiteHost:
         torch.set_num_threads(self.plan.threads)
         return Host(self.plan, None, self._progress)
 
-    def _progress(self, event: dict[str, Any]) -> None:
-        if "phase" in event:
-            self.tell({key: event[key] for key in SHOWN if key in event})
+    def _progress(self, event: Event) -> None:
+        if isinstance(event, Step):
+            self.tell({key: getattr(event, key) for key in SHOWN})
 
     def _checked(self, reply: bytes) -> bytes:
         """The reply, if it holds nothing that the site keeps to itself."""

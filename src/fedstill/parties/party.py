@@ -18,6 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedstill.common.errors import FedstillError
+from fedstill.common.events import Step, Tell, tell_nobody
 from fedstill.common.randomness import generator, key
 from fedstill.data.corpus import Ints
 from fedstill.data.examples import Examples
@@ -73,7 +74,7 @@ class Surroundings:
     seed: int
     device: torch.device
     precision: Precision
-    tell: Callable[[dict[str, Any]], None] = lambda event: None
+    tell: Tell = tell_nobody
     """Progress for the person who waits; changes nothing."""
 
 
@@ -309,9 +310,7 @@ class Party:
 
     def tell(self, phase: str, epochs: int, done: int, steps: int, loss: float) -> None:
         """Progress for the person who waits."""
-        self.around.tell(
-            {"party": self.name, "phase": phase, "done": done, "steps": steps, "epochs": epochs, "loss": loss}
-        )
+        self.around.tell(Step(self.name, phase, done, steps, epochs, loss))
 
     # State: defined at round boundaries only
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fedstill.common.errors import FedstillError
+from fedstill.common.events import Tell
 from fedstill.common.randomness import key
 from fedstill.data.corpus import Ints
 from fedstill.data.examples import Examples, Store
@@ -86,7 +87,7 @@ class Plan:
             "labels": len(self.labels),
         }
 
-    def make_client(self, name: str, tell: Callable[[dict[str, Any]], None]) -> Client:
+    def make_client(self, name: str, tell: Tell) -> Client:
         """A client in its first state; what it may not see is not in it."""
         sample = self._sample(name)
         store = _pad(self._store(name), sample)
@@ -114,7 +115,7 @@ class Plan:
             tells_label_counts=self.tells_label_counts,
         )
 
-    def make_server(self, tell: Callable[[dict[str, Any]], None]) -> Server:
+    def make_server(self, tell: Tell) -> Server:
         """The server in its first state; its model is built when a method first uses it."""
         spec = self.server
         store = self._store(SERVER)
@@ -166,7 +167,7 @@ class Plan:
                 return Party(guest, own, data, around, partial(_same, model))
         raise FedstillError(f"no party of this experiment has a model of architecture {architecture}.")
 
-    def _around(self, tell: Callable[[dict[str, Any]], None]) -> Surroundings:
+    def _around(self, tell: Tell) -> Surroundings:
         device = choose_device(self.device)
         return Surroundings(self.seed, device, choose_precision(self.precision, device), tell)
 
