@@ -47,7 +47,7 @@ class Plain:
         self.parties = {name: plan.make_client(name, lambda event: None) for name in plan.clients}
         self.clients = {name: Hello(client.size) for name, client in self.parties.items()}
         self.active, self.round, self.rounds = sorted(self.clients), 1, 1
-        self.algorithm: Algorithm = EXPERIMENT.make_algorithm()
+        self.algorithm: Algorithm = EXPERIMENT.method
         for party in (self.server, *self.parties.values()):
             party.enter(1)
 

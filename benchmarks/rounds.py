@@ -22,8 +22,9 @@ from fedstill.config.experiment import Experiment
 from fedstill.engines.journal import Journal
 from fedstill.engines.local import LocalEngine
 from fedstill.models import Model, build
-from fedstill.plan.plan import SERVER, Plan
+from fedstill.plan.plan import Plan
 from fedstill.plan.prepare import prepare
+from fedstill.wire.messages import SERVER
 
 CLIENTS = 4
 SIZES = {"bert-tiny": (64, 3), "minilm": (32, 1)}

@@ -8,7 +8,9 @@ from fedstill.algorithms import make
 from fedstill.algorithms.fedgkd import FedGKD, GlobalModels
 from fedstill.common.errors import FedstillError
 from fedstill.parties.memory import Memory
-from fedstill.wire.messages import Hello, Parameters, check, decode, encode
+from fedstill.wire.encoding import decode, encode
+from fedstill.wire.guard import check
+from fedstill.wire.messages import Hello, Parameters
 from fedstill.wire.replies import Replies
 from tests.algorithms.test_parameters import Fed
 

@@ -9,7 +9,7 @@ from fedstill.algorithms.fedmd import Consensus, FedMD
 from fedstill.common.errors import FedstillError
 from fedstill.data.examples import Labelled
 from fedstill.plan.prepare import prepare
-from fedstill.wire.messages import decode
+from fedstill.wire.encoding import decode
 from tests.engines.test_resume import stop_after
 
 CLIENTS = ("books", "films", "shoes")

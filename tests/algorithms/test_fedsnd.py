@@ -173,7 +173,7 @@ def test_half_of_the_others_teach_each_model_and_never_itself(server):
     guest = me.model_from(None)
     guest.around.__dict__["tell"] = taught.append
     method._exchange(me, dict.fromkeys(names, ups["a"].parameters), noise)
-    assert len([event for event in taught if event["phase"] == "distill"]) == 7 * 3
+    assert len([event for event in taught if event.phase == "distill"]) == 7 * 3
 
 
 def test_one_active_client_has_nobody_to_learn_from(server):

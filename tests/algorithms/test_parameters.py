@@ -168,7 +168,7 @@ def test_feddf_keeps_the_epoch_that_labelled_rows_like_best(bench, same):
     ups.clients["films"].__dict__["architecture"] = harmful.model.architecture
     average = ups.average("parameters", ups.shares)
     seen = []
-    harmful.around.__dict__["tell"] = lambda event: seen.append(event["done"])
+    harmful.around.__dict__["tell"] = lambda event: seen.append(event.done)
     FedDF(rate=5.0).server(harmful, ups)
     assert max(seen) == 2
     same(harmful, average)

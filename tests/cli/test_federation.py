@@ -15,10 +15,11 @@ import psutil
 import pytest
 
 from fedstill.common.errors import FedstillError
+from fedstill.common.events import Begun, Measured, Noted, SiteSaid
 from fedstill.federation.daemon import Presence, answers, end_tree, is_free, left_behind
 from fedstill.federation.operate import Centre
 from fedstill.federation.rehearsal import free_ports
-from fedstill.federation.status import Status, doing, in_a_line, late
+from fedstill.federation.status import Status, doing, in_a_line, late, round_line
 from fedstill.federation.submission import _back, make_job, write_job
 from tests.cli.test_cli import fedstill
 from tests.federation.stage import three_shops
@@ -222,14 +223,18 @@ def test_the_last_word_of_a_status_is_why_the_job_ended(here: Path) -> None:
     experiment = three_shops(here / "rows.jsonl", labels=["bad", "good"], clients="bow", server="bow")
     job = make_job(Centre(here / "federation"), experiment)
     tell = Status(here, job)
-    tell({"begins": job.id, "after": 1, "bytes": 7})
-    tell({"site": "toys", "state": "asked", "what": "call"})
-    tell({"note": "toys: silent"})
-    tell({"site": "toys", "state": "working", "progress": {"phase": "tr\x1b[2Jain", "done": 3, "steps": [9], "x": 1}})
+    tell(Begun(rounds=2, metric="matthews", models={}, after=1, bytes=7))
+    tell(SiteSaid("toys", "asked", "call"))
+    tell(Noted("toys: silent"))
+    tell(SiteSaid("toys", "working", progress={"phase": "tr\x1b[2Jain", "done": 3, "steps": [9], "x": 1}))
+    about = {"round": 1, "stage": "distilled", "split": "test", "f1": 0.9, "matthews": 0.4321}
+    tell(Measured({"party": "server", **about}))
+    tell(Measured({"party": "server", "round": 1, "observation": "beta", "values": {}}))
     with pytest.raises(FedstillError), tell:
         raise FedstillError("too few.")
     status = json.loads((here / "status.json").read_text())
     assert (status["state"], status["reason"], status["round"], status["bytes"]) == ("failed", "too few.", 1, 7)
+    assert round_line(status) == "round 1/2: server Matthews 43.2, 7 B"
     assert status["notes"] == ["toys: silent"]
     assert status["sites"]["toys"]["progress"] == {"phase": "tr[2Jain", "done": 3}
     assert not [p for p in psutil.Process().children(recursive=True) if "flare" in " ".join(p.cmdline())]

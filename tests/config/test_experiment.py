@@ -41,7 +41,7 @@ def refusal(load):
 def test_an_empty_file_is_adafd_on_tweets(load):
     experiment = load("")
     assert experiment == Experiment()
-    assert (experiment.corpus.name, experiment.make_algorithm().title) == ("tweets", "AdaFD w/ ENWC")
+    assert (experiment.corpus.name, experiment.method.title) == ("tweets", "AdaFD w/ ENWC")
     assert (experiment.rounds, experiment.participation, experiment.quorum) == (3, 1.0, 1.0)
 
 
@@ -65,7 +65,7 @@ def test_the_example_of_the_design_reads_as_it_says(load):
     )
     assert [spec.name for spec in experiment.clients] == ["bert-tiny", "minilm[:3]", "textcnn", "bigru", "bow"]
     assert experiment.rounds == 5
-    assert experiment.make_algorithm().weighting.beta == 1.0
+    assert experiment.method.weighting.beta == 1.0
 
 
 def test_labels_that_yaml_1_1_would_turn_into_booleans_stay_text(load):
@@ -293,6 +293,6 @@ def test_an_experiment_made_in_python_is_refused_in_the_same_words():
 
 def test_options_without_a_name_are_those_of_the_default(tmp_path):
     (tmp_path / "x.yaml").write_text("algorithm: {weighting: {beta: 2}}\n")
-    assert load_experiment(tmp_path / "x.yaml").make_algorithm().weighting.beta == 2
+    assert load_experiment(tmp_path / "x.yaml").method.weighting.beta == 2
     (tmp_path / "y.yaml").write_text("seed: 1\n")
-    assert load_experiment(tmp_path / "y.yaml", ["algorithm.weighting=RNWC"]).make_algorithm().title == "AdaFD w/ RNWC"
+    assert load_experiment(tmp_path / "y.yaml", ["algorithm.weighting=RNWC"]).method.title == "AdaFD w/ RNWC"

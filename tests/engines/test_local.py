@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedstill import Experiment, FedstillError, run
+from fedstill.common.events import Event, RoundDone
 from fedstill.engines.sharing import share_out
 from tests.engines.conftest import content
 
@@ -39,7 +40,7 @@ def test_clients_that_sleep_on_disk_give_the_same_bytes(small: Small, tmp_path: 
 def test_a_host_keeps_no_more_models_awake_than_the_limit_allows(small: Small, tmp_path: Path) -> None:
     from fedstill.engines.host import Host
     from fedstill.plan.prepare import prepare
-    from fedstill.wire.messages import encode
+    from fedstill.wire.encoding import encode
 
     (tmp_path / "run").mkdir()
     _, plan, _ = prepare(small(clients="bow"), tmp_path / "run")
@@ -61,8 +62,8 @@ def test_the_costliest_clients_are_shared_out_first(small: Small, tmp_path: Path
 def test_a_worker_that_dies_ends_the_run_with_a_sentence(small: Small, tmp_path: Path) -> None:
     import multiprocessing
 
-    def kill_one(event: dict[str, object]) -> None:
-        if event.get("round") == 1:
+    def kill_one(event: Event) -> None:
+        if isinstance(event, RoundDone) and event.round == 1:
             os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
 
     with pytest.raises(FedstillError, match=r"worker process died \(killed by signal 9.*--resume"):

@@ -16,7 +16,8 @@ from fedstill import Experiment, FedstillError, run
 from fedstill.engines.host import Host, in_excess
 from fedstill.engines.seconds import FORM, Seconds, Slip
 from fedstill.plan.prepare import prepare
-from fedstill.wire.messages import BadMessage, Hello, decode, encode
+from fedstill.wire.encoding import decode, encode
+from fedstill.wire.messages import BadMessage, Hello
 
 Small = Callable[..., Experiment]
 

@@ -14,28 +14,30 @@ import pytest
 import yaml
 
 from fedstill import Experiment, FedstillError, Record, resume, run
+from fedstill.common.events import Begun, Event, Measured, Noted, RoundDone, Tell
 from fedstill.config.source import dump
 from tests.engines.conftest import content
 
 Small = Callable[..., Experiment]
 
 
-def stop_after(round: int) -> Callable[[dict[str, object]], None]:
+def stop_after(round: int) -> Tell:
     """Ctrl-C as soon as that round is done."""
 
-    def tell(event: dict[str, object]) -> None:
-        if event.get("round") == round and "finishing" not in event:
+    def tell(event: Event) -> None:
+        if isinstance(event, RoundDone) and event.round == round:
             raise KeyboardInterrupt
 
     return tell
 
 
-def stop_in(round: int) -> Callable[[dict[str, object]], None]:
+def stop_in(round: int) -> Tell:
     """Ctrl-C in the middle of that round."""
 
-    def tell(event: dict[str, object]) -> None:
-        metric = event.get("metric")
-        if isinstance(metric, dict) and metric["round"] == round and metric.get("stage") == "trained":
+    def tell(event: Event) -> None:
+        if not isinstance(event, Measured):
+            return
+        if event.metric["round"] == round and event.metric.get("stage") == "trained":
             raise KeyboardInterrupt
 
     return tell
@@ -48,9 +50,7 @@ def whole(small: Small, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("stop", [stop_after(1), stop_in(1), stop_in(2), stop_after(3)])
-def test_an_interrupted_run_ends_as_it_would_have(
-    small: Small, whole: Path, tmp_path: Path, stop: Callable[[dict[str, object]], None]
-) -> None:
+def test_an_interrupted_run_ends_as_it_would_have(small: Small, whole: Path, tmp_path: Path, stop: Tell) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(small(), tmp_path / "run", tell=stop)
     assert not Record(tmp_path / "run").is_finished
@@ -66,7 +66,7 @@ CONVERSING = {"kind": "domain", "public": 0.3, "labelled_public": 0.2}
 @pytest.mark.parametrize("stop", [stop_after(1), stop_in(2)])
 @pytest.mark.parametrize("algorithm", ["FedID", "FedDF"])
 def test_conversations_and_models_by_architecture_go_on_as_they_would_have(
-    small: Small, tmp_path: Path, stop: Callable[[dict[str, object]], None], algorithm: str
+    small: Small, tmp_path: Path, stop: Tell, algorithm: str
 ) -> None:
     chosen = small(algorithm=algorithm, partition=CONVERSING, participation=0.67)
     whole = run(chosen, tmp_path / "whole")
@@ -85,10 +85,10 @@ def test_a_broken_checkpoint_is_noticed_and_the_one_before_it_used(
     broken = folder / "checkpoint" / ("state/books.2.safetensors" if damage == "state" else "round-00002.json")
     data = broken.read_bytes()
     broken.write_bytes(data[: len(data) // 2])
-    heard: list[dict[str, object]] = []
+    heard: list[Event] = []
     resume(folder, heard.append)
-    assert any("round-00002.json is broken" in str(event.get("note")) for event in heard)
-    assert next(event["after"] for event in heard if "after" in event) == 1
+    assert any("round-00002.json is broken" in event.note for event in heard if isinstance(event, Noted))
+    assert [event.after for event in heard if isinstance(event, Begun)] == [1]
     assert content(folder) == content(whole)
 
 
@@ -171,8 +171,8 @@ def test_a_folder_in_use_is_not_touched(small: Small, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(small(), tmp_path / "run", tell=stop_after(1))
 
-    def meanwhile(event: dict[str, object]) -> None:
-        if event.get("round") == 2 and "finishing" not in event:
+    def meanwhile(event: Event) -> None:
+        if isinstance(event, RoundDone) and event.round == 2:
             with pytest.raises(FedstillError, match="is in use"):
                 resume(tmp_path / "run")
 

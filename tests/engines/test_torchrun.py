@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fedstill import Experiment, FedstillError, Record, resume, run
+from fedstill.common.events import Event, RoundDone
 from fedstill.engines.torchrun import SHARED, see_shared
 from tests.engines.conftest import content
 
@@ -166,8 +167,8 @@ def test_the_engine_refuses_to_run_without_ranks_and_to_go_on_without_them(small
 
 
 def test_the_engine_may_change_between_a_run_and_its_resumption(small: Small, tmp_path: Path) -> None:
-    def stop(event: dict[str, object]) -> None:
-        if event.get("round") == 1:
+    def stop(event: Event) -> None:
+        if isinstance(event, RoundDone) and event.round == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

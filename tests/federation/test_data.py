@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from fedstill import Experiment, FedstillError, run
 from fedstill.common import plugins
+from fedstill.common.events import Event
 from fedstill.config.source import dump
 from fedstill.data import corpora
 from fedstill.data.corpora import CorpusSpec
@@ -33,14 +34,15 @@ from fedstill.parties.party import TrainSettings
 from fedstill.plan.plan import Plan
 from fedstill.plan.prepare import prepare
 from fedstill.results.record import Record
-from fedstill.wire.messages import Hello, decode, encode
+from fedstill.wire.encoding import decode, encode
+from fedstill.wire.messages import Hello
 
 MIXED = ["bert-tiny", "bow", "textcnn", "bow", "textcnn"]
 LABELS = ["bad", "good"]
 Shops = Callable[..., Experiment]
 
 
-def hear(event: dict[str, Any]) -> None:
+def hear(event: Event) -> None:
     """Nobody waits."""
 
 
@@ -184,10 +186,10 @@ def test_the_centre_holds_what_the_server_holds_in_simulation(with_pairs: bool, 
     assert len(ours.pooled) == 0
     assert (here.public_fingerprint, here.test_fingerprint) == (plan.public_fingerprint, plan.test_fingerprint)
     assert here.public_fingerprint == public.fingerprint(plan.labels)
-    assert here.dimensions == plan.dimensions
+    assert here.agreement.dimensions == plan.agreement.dimensions
     assert here.clients == plan.clients
     assert (here.experiment["engine"], here.experiment["client_tests"], here.workers) == ("flare", "own", 1)
-    assert here.experiment["labels"] == plan.experiment["labels"]
+    assert here.experiment.labels == plan.experiment.labels
 
 
 @pytest.mark.parametrize("name", ["companies", "hardware", "shooters"])
@@ -277,7 +279,7 @@ def test_what_a_sites_file_sets_comes_before_the_experiment(shops: Shops, tmp_pa
     assert spec.model.name == "textcnn"
     assert (spec.train.epochs, spec.train.batch, spec.train.max_length) == (5, 8, 16)
     assert (spec.distill.epochs, spec.distill.batch) == (2, 4), "what it does not set is the experiment's"
-    assert (plan.threads, plan.workers, plan.device) == (2, 1, "cpu")
+    assert (plan.experiment.threads, plan.workers, plan.experiment.device) == (2, 1, "cpu")
     assert federation.site_plan("books").threads == 1
 
 

@@ -96,7 +96,7 @@ def test_where_a_class_of_ones_own_lies_does_not_count(tmp_path: Path) -> None:
     assert one == two
     assert one.experiment["algorithm"]["name"] == "own:Mine"
     plugins.allow_only({"Mine": places[1]})
-    assert type(one.settled().make_algorithm()).__name__ == "Mine"
+    assert type(one.settled().method).__name__ == "Mine"
 
 
 def test_a_job_reads_back_what_it_was() -> None:
@@ -206,5 +206,5 @@ def test_a_listed_class_is_loaded_from_where_the_machine_says_whatever_path_the_
             f"from fedstill.algorithms.adafd import AdaFD\nclass Mine(AdaFD): origin = '{folder}'\n"
         )
     plugins.allow_only({"Mine": f"{tmp_path}/ours/own.py:Mine"})
-    made = asking(algorithm={"name": f"{tmp_path}/theirs/own.py:Mine"}).settled().make_algorithm()
+    made = asking(algorithm={"name": f"{tmp_path}/theirs/own.py:Mine"}).settled().method
     assert made.origin == "ours"  # type: ignore[attr-defined]

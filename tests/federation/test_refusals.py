@@ -497,7 +497,7 @@ import sys
 
 if any("worker_process" in word for word in sys.orig_argv):
     from fedstill.federation import site
-    from fedstill.federation.requests import frame
+    from fedstill.wire.frames import frame
 
     plain, asked = site.Site.answer, []
 

@@ -16,16 +16,19 @@ import pytest
 import torch
 
 from fedstill.common.errors import FedstillError
+from fedstill.common.events import Begun, Event, Noted, RoundDone, tell_nobody
 from fedstill.engines.checkpoint import folder_of
 from fedstill.engines.host import Host
 from fedstill.engines.seconds import Slip
 from fedstill.federation import centre
 from fedstill.federation.centre import END, Ended, Unreachable
 from fedstill.federation.data import read_public, site_plan
-from fedstill.federation.requests import LARGE, frame, unframe
+from fedstill.federation.requests import LARGE
 from fedstill.federation.status import Status
 from fedstill.results.record import Record
-from fedstill.wire.messages import Answer, Done, Hello, Message, Opinion, decode, encode
+from fedstill.wire.encoding import decode, encode
+from fedstill.wire.frames import frame, unframe
+from fedstill.wire.messages import Answer, Done, Hello, Message, Opinion
 from tests.federation.stage import alone, differences, server_model
 from tests.federation.together import Deliver, Request, Together, two_shops, write_two_shops
 
@@ -357,10 +360,10 @@ def test_a_stalled_site_is_given_up_at_the_deadline_and_returns_as_if_it_had_not
 
     given_up_after: list[float] = []
 
-    def hear(event: dict[str, Any]) -> None:
-        if event.get("round") == 1 and "rounds" in event:
+    def hear(event: Event) -> None:
+        if isinstance(event, RoundDone) and event.round == 1:
             stage.wait_no_longer_than(3.0)
-        if "deadline" in event.get("note", ""):
+        if isinstance(event, Noted) and "deadline" in event.note:
             stage.wait_no_longer_than(3600.0)
             given_up_after.append(time.monotonic() - stopped_at[0])
 
@@ -375,7 +378,7 @@ def test_a_stalled_site_is_given_up_at_the_deadline_and_returns_as_if_it_had_not
     folder = stage.folder / "reference"
     folder.mkdir()
     public = read_public(stage.centre)
-    reference = Host(site_plan(stage.job, "garden", stage.file("garden"), public, folder), None, lambda event: None)
+    reference = Host(site_plan(stage.job, "garden", stage.file("garden"), public, folder), None, tell_nobody)
     torch.set_num_threads(1)
     for round in (0, 1, 3):
         heard, said = calls[round]
@@ -411,7 +414,7 @@ def test_a_site_that_comes_and_goes_takes_part_when_it_is_there(together: Make, 
         "answers again and is taken back.",
     ]
     assert gone_at
-    failed = [event["reason"] for event in stage.events if event.get("state") == "failed"]
+    failed = [event.reason for event in stage.sites_said if event.state == "failed"]
     assert (
         failed.count("left out; silent for 0.5 s (the line is cut).") == 3
     )  # hello, round 1, round 5: short tries only
@@ -454,8 +457,8 @@ def test_the_operators_wish_ends_a_job_after_the_round_and_it_goes_on_later(
 ) -> None:
     stage = together({"silence": "1s", "failures": 1})
 
-    def wish(event: dict[str, Any]) -> None:
-        if "begins" in event:
+    def wish(event: Event) -> None:
+        if isinstance(event, Begun):
             (stage.run / END).write_text("enough for today")
 
     with pytest.raises(Ended, match="enough for today"):
@@ -465,14 +468,16 @@ def test_the_operators_wish_ends_a_job_after_the_round_and_it_goes_on_later(
 
     # On the next day the garden comes late: it misses the greeting, and is back before the round begins.
     def late(request: Request, deliver: Deliver) -> bytes:
-        if request.site == "garden" and not any("left out; " in event.get("reason", "") for event in stage.events):
+        if request.site == "garden" and not any("left out; " in event.reason for event in stage.sites_said):
             raise Unreachable("still asleep")
         return deliver()
 
     stage.start()
     stage.transport = late
     record = stage.conduct()
-    assert (stage.events[0]["begins"], stage.events[0]["after"]) == (stage.job.id, 1)
+    begun = stage.events[0]
+    assert isinstance(begun, Begun)
+    assert (begun.after, begun.rounds, begun.metric, list(begun.models)) == (1, 3, "f1", ["server", *stage.sites])
     assert "garden: answers again and is taken back." in stage.notes
     assert not any("goes on from its state" in note for note in stage.notes)
     assert as_alone(record, opining_alone)

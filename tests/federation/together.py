@@ -13,15 +13,16 @@ import torch
 
 import fedstill
 from fedstill.common import plugins
+from fedstill.common.events import Event, Noted, RoundDone, SiteSaid, Tell, tell_nobody
 from fedstill.config.experiment import Experiment
 from fedstill.federation import centre
 from fedstill.federation.data import read_public
 from fedstill.federation.files import CentreFile, SiteFile, read_file, to_values
 from fedstill.federation.job import Job
-from fedstill.federation.requests import frame, unframe
 from fedstill.federation.simulated import Simulated, write_files
 from fedstill.federation.site import Site
 from fedstill.results.record import Record
+from fedstill.wire.frames import frame, unframe
 from tests.conftest import write_reviews
 from tests.federation.stage import three_shops
 
@@ -68,7 +69,7 @@ class Together:
         self.sites: dict[str, Site] = {}
         self.all: list[Site] = []
         self.transport: Callable[[Request, Deliver], bytes] = lambda request, deliver: deliver()
-        self.events: list[dict[str, Any]] = []
+        self.events: list[Event] = []
         self.requests: list[Request] = []
         self.replies: list[tuple[Request, dict[str, Any], bytes]] = []
         """What sites really said, whatever the transport made of it."""
@@ -89,11 +90,15 @@ class Together:
     @property
     def round(self) -> int:
         """The one that is going on."""
-        return 1 + max((event["round"] for event in self.events if "rounds" in event and "bytes" in event), default=0)
+        return 1 + max((event.round for event in self.events if isinstance(event, RoundDone)), default=0)
 
     @property
     def notes(self) -> list[str]:
-        return [event["note"] for event in self.events if "note" in event]
+        return [event.note for event in self.events if isinstance(event, Noted)]
+
+    @property
+    def sites_said(self) -> list[SiteSaid]:
+        return [event for event in self.events if isinstance(event, SiteSaid)]
 
     def file(self, name: str, **changes: Any) -> SiteFile:
         found: SiteFile = changed(read_file(self.written.sites[name], SiteFile), **changes)
@@ -111,7 +116,7 @@ class Together:
         self.close()
         self.sites = {name: self.site(name, **changes.get(name, {})) for name in self.written.sites}
 
-    def conduct(self, tell: Callable[[dict[str, Any]], None] = lambda event: None) -> Record:
+    def conduct(self, tell: Tell = tell_nobody) -> Record:
         """The whole run over the transport."""
         if not self.sites:
             self.start()
@@ -138,7 +143,7 @@ class Together:
 
             return self.transport(request, deliver)
 
-        def hear(event: dict[str, Any]) -> None:
+        def hear(event: Event) -> None:
             self.events.append(event)
             tell(event)
 

@@ -48,7 +48,7 @@ def test_every_cell_is_a_valid_experiment_in_a_folder_of_its_own(
     assert {run.row for run in planned.runs} == there & set(wanted)
     for run in planned.runs:
         assert Experiment.model_validate(run.experiment.model_dump()) == run.experiment
-        assert run.experiment.make_algorithm()
+        assert run.experiment.method
         assert run.experiment.client_specs(clients(run.experiment, scale))
         assert run.folder == Path("out") / run.experiment.name / f"seed-{run.experiment.seed}"
 

@@ -37,7 +37,7 @@ def experiment(tmp_path, monkeypatch):
 def test_labels_are_taken_from_the_corpus_and_written_into_the_experiment(experiment, tmp_path):
     resolved, plan, corpus = prepare(experiment(), tmp_path)
     assert resolved.labels == list(plan.labels) == list(corpus.label_names) == ["bad", "good"]
-    assert plan.experiment["labels"] == ["bad", "good"]
+    assert plan.experiment.labels == ["bad", "good"]
 
 
 def test_labels_given_fix_the_order_and_may_name_a_class_that_nobody_has(experiment, tmp_path):
@@ -75,7 +75,7 @@ def test_a_method_that_needs_public_samples_is_refused_without_them_before_anyth
 @pytest.mark.parametrize("name", ["Local", "Centralized"])
 def test_the_bounds_need_no_public_samples(experiment, tmp_path, name):
     _, plan, _ = prepare(experiment(algorithm=name, partition={"public": 0}), tmp_path)
-    assert plan.dimensions["public"] == 0
+    assert plan.agreement.dimensions["public"] == 0
 
 
 def test_a_learnable_beta_needs_labelled_rows_and_is_content_with_them(experiment, tmp_path):
@@ -83,7 +83,7 @@ def test_a_learnable_beta_needs_labelled_rows_and_is_content_with_them(experimen
     with pytest.raises(FedstillError, match="ENWC learnable needs labelled rows at the server"):
         prepare(experiment(algorithm=learnable), tmp_path)
     _, plan, _ = prepare(experiment(algorithm=learnable, partition={"labelled_public": 0.25}), tmp_path)
-    assert plan.dimensions["labelled"] > 0
+    assert plan.agreement.dimensions["labelled"] > 0
 
 
 def test_a_list_of_models_of_the_wrong_length_is_refused(experiment, tmp_path):

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstill.common.errors import FedstillError
+from fedstill.common.events import tell_nobody
 from fedstill.config.experiment import Experiment
 from fedstill.data.corpus import Corpus
 from fedstill.data.partition import label_counts
@@ -39,12 +40,12 @@ def report(experiment: Experiment, console: Console, picture: Path | None = None
         parts = plan.partition
         architectures = {}
         for name in plan.clients:
-            client = plan.make_client(name, lambda event: None)
+            client = plan.make_client(name, tell_nobody)
             architectures[name] = client.model.architecture
             sizes = (len(part[name]) for part in (parts.train, parts.validation, parts.test))
             table.add_row(*map(Text, (*_model(client), *(f"{size:,}" for size in sizes))))
         if algorithm.has_server_model:
-            server = plan.make_server(lambda event: None)
+            server = plan.make_server(tell_nobody)
             table.add_row(*map(Text, _model(server)))
             algorithm.admit(server)
             if "parameters" in algorithm.requires():

@@ -103,8 +103,8 @@ class SiteSaid(Event):
     site: str
     state: Literal["asked", "working", "answered", "failed"]
     what: str = ""
-    progress: Mapping[str, Any] = field(default_factory=dict)
-    """As the site tells it: not to be trusted."""
+    progress: object = None
+    """As the site tells it: it may be anything."""
     reason: str = ""
 
 

@@ -6,15 +6,19 @@ import json
 import statistics
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from fedstill.common.errors import FedstillError
+from fedstill.common.events import Begun, Event, Measured, Noted, RoundDone, Saving, SiteSaid
 from fedstill.common.files import write_whole
 from fedstill.common.units import size_text
 from fedstill.federation.centre import Ended, Lost, plain
 from fedstill.federation.job import Job
+from fedstill.results.progress import NAMES
+from fedstill.wire.messages import SERVER
 
 EVERY_S = 0.5
 NOTES = 20
@@ -34,6 +38,7 @@ class Status:
             "round": 0,
             "rounds": job.experiment["rounds"],
             "bytes": 0,
+            "metric": "",
             "server": {},
             "sites": {name: {"state": "waiting"} for name in job.sites},
             "notes": [],
@@ -52,44 +57,45 @@ class Status:
             self.state["reason"] = "" if error is None else str(error) or type(error).__name__
             self._write(at_once=True)
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    def __call__(self, event: Event) -> None:
         with self.lock:
             self._take(event)
-            self._write(at_once="begins" in event or "round" in event or "note" in event)
+            self._write(at_once=isinstance(event, Begun | RoundDone | Saving | Noted))
 
-    def _take(self, event: dict[str, Any]) -> None:
+    def _take(self, event: Event) -> None:
         state = self.state
-        if "begins" in event:
-            state |= {"state": "running", "round": event["after"], "bytes": event["bytes"]}
-        elif "site" in event:
-            self._site(state["sites"].setdefault(event["site"], {}), event)
-        elif "metric" in event:
-            metric = event["metric"]
-            if metric.get("split") == "test" or metric.get("split") == f"test/{metric['party']}":
-                score = {key: metric[key] for key in ("round", "stage", "f1") if key in metric}
-                place = (
-                    state["server"] if metric["party"] == "server" else state["sites"].setdefault(metric["party"], {})
-                )
-                place["score"] = score
-        elif "note" in event:
-            notes = [*state["notes"], event["note"]]
-            state["forgotten"] += max(0, len(notes) - NOTES)
-            state["notes"] = notes[-NOTES:]
-        elif "bytes" in event:
-            state |= {"round": event["round"], "bytes": sum(event["bytes"].values())}
+        match event:
+            case Begun():
+                state |= {"state": "running", "round": event.after, "bytes": event.bytes, "metric": event.metric}
+            case SiteSaid(site):
+                self._site(state["sites"].setdefault(site, {}), event)
+            case Measured(metric):
+                self._measured(metric)
+            case Noted(note):
+                notes = [*state["notes"], note]
+                state["forgotten"] += max(0, len(notes) - NOTES)
+                state["notes"] = notes[-NOTES:]
+            case RoundDone():
+                state |= {"round": event.round, "bytes": event.bytes}
 
-    def _site(self, place: dict[str, Any], event: dict[str, Any]) -> None:
+    def _measured(self, metric: Mapping[str, Any]) -> None:
+        party, name = metric["party"], self.state["metric"]
+        if metric.get("split") in ("test", f"test/{party}"):
+            place = self.state["server"] if party == SERVER else self.state["sites"].setdefault(party, {})
+            place["score"] = {key: metric[key] for key in ("round", "stage", name) if key in metric}
+
+    def _site(self, place: dict[str, Any], event: SiteSaid) -> None:
         now = time.time()
-        if event["state"] == "asked":
-            place |= {"state": "asked", "what": event["what"], "since": now, "heard": now, "progress": {}}
-        elif event["state"] == "working":
-            place |= {"state": "working", "heard": now, "progress": _shown(event["progress"])}
+        if event.state == "asked":
+            place |= {"state": "asked", "what": event.what, "since": now, "heard": now, "progress": {}}
+        elif event.state == "working":
+            place |= {"state": "working", "heard": now, "progress": _shown(event.progress)}
         else:
-            if event["state"] == "failed":
+            if event.state == "failed":
                 place.setdefault("lost", now)
             else:
                 place.pop("lost", None)
-            place |= {"state": event["state"], "took": now - place.get("since", now), "reason": event["reason"]}
+            place |= {"state": event.state, "took": now - place.get("since", now), "reason": event.reason}
 
     def _write(self, at_once: bool) -> None:
         if at_once or time.monotonic() - self.written > EVERY_S:
@@ -144,9 +150,15 @@ def in_a_line(status: dict[str, Any]) -> str:
 
 def round_line(status: dict[str, Any]) -> str:
     """A round in a line."""
-    score = status.get("server", {}).get("score")
-    own = f"server F1 {100 * score['f1']:.1f}, " if score and "f1" in score else ""
+    score = points(status, status.get("server", {}))
+    own = f"server {NAMES[status['metric']]} {score}, " if score else ""
     return f"round {status['round']}/{status['rounds']}: {own}{size_text(status['bytes'])}"
+
+
+def points(status: dict[str, Any], place: dict[str, Any]) -> str:
+    """How well the server or a site did when it was last measured, by the headline metric."""
+    score = place.get("score", {}).get(status.get("metric"))
+    return "" if score is None else f"{100 * score:.1f}"
 
 
 def read_status(folder: Path) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from rich.text import Text
 
 from fedstill.common.errors import FedstillError
 from fedstill.federation.operate import Centre, Line, newest
-from fedstill.federation.status import doing, late, read_status, round_line
+from fedstill.federation.status import doing, late, points, read_status, round_line
 from fedstill.federation.submission import is_heard
+from fedstill.results.progress import NAMES
 from fedstill.results.record import Record
 
 WORRY_DAYS = 30
@@ -63,16 +64,14 @@ def _sites(centre: Centre, connected: dict[str, float] | None, status: dict[str,
     is_running = status.get("state") == "running"
     slow = late(places, time.time()) if is_running else []
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("site", "connection", "doing", "F1"):
-        table.add_column(column, justify="right" if column == "F1" else "left")
+    for column in ("site", "connection", "doing"):
+        table.add_column(column)
+    table.add_column(NAMES.get(status.get("metric", ""), ""), justify="right")
     for name in centre.file.sites:
         place = places.get(name, {})
-        score = place.get("score", {}).get("f1")
         does = doing(place, name in slow) if is_running else ""
         style = "red" if place.get("state") == "failed" or (connected is not None and name not in connected) else None
-        table.add_row(
-            name, _connection(name, connected), does, "" if score is None else f"{100 * score:.1f}", style=style
-        )
+        table.add_row(name, _connection(name, connected), does, points(status, place), style=style)
     return table
 
 

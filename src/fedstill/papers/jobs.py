@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedstill.common.errors import FedstillError
+from fedstill.common.events import Tell, tell_nobody
 from fedstill.config.experiment import Experiment
 from fedstill.engines import runner
-from fedstill.engines.engine import Tell
 from fedstill.engines.processes import context, follow_parent, how_it_died, stop
 
 
@@ -49,7 +49,7 @@ def run_all(jobs: Sequence[Job], at_once: int, force: bool = False) -> Iterator[
         stop([process for _, process, _ in busy.values()])
 
 
-def attempt(job: Job, force: bool = False, tell: Tell = lambda event: None) -> str | None:
+def attempt(job: Job, force: bool = False, tell: Tell = tell_nobody) -> str | None:
     """Begin or go on with a run; the reason where that fails."""
     try:
         runner.begin_or_finish(job.experiment, job.folder, force, tell)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console, Group
@@ -12,11 +14,26 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fedstill.common.events import Begun, Event, Finished, Measured, Noted, Preparing, Rested, RoundDone, Saving, Step
 from fedstill.common.units import size_text
-from fedstill.plan.plan import Plan
 from fedstill.wire.messages import SERVER
 
 NAMES = {"f1": "F1", "macro_f1": "macro F1", "accuracy": "accuracy", "matthews": "Matthews", "positive_f1": "F1"}
+
+IDLE = Step(party="", phase="", done=0, steps=1)
+
+
+@dataclass
+class _Watched:
+    """A party, as far as it was heard of."""
+
+    model: str = ""
+    step: Step = IDLE
+    score: float | None = None
+
+    def take(self, event: Step | Rested) -> None:
+        done = replace(self.step, phase="", done=self.step.steps)
+        self.step = event if isinstance(event, Step) else done
 
 
 class Progress:
@@ -27,7 +44,7 @@ class Progress:
         self.live: Live | None = None
         self.started = time.monotonic()
         self.rounds, self.round, self.first = 0, 0, 0
-        self.parties: dict[str, dict[str, Any]] = {}
+        self.parties: dict[str, _Watched] = {}
         self.boundary_s = 0.0
         self.bytes = 0
         self.state = "starting"
@@ -43,64 +60,58 @@ class Progress:
         if self.live is not None:
             self.live.stop()
 
-    def __call__(self, event: dict[str, Any]) -> None:
-        if "preparing" in event:
-            self.state = f"reading and tokenising for {event['preparing']}"
-        elif "plan" in event:
-            hosts = f"{event['plan'].workers} workers" if "ranks" not in event else f"{event['ranks']} ranks"
-            self._begin(event["plan"], event.get("after", 0), event["corpus"].counts, hosts)
-        elif "metric" in event:
-            self._measured(event["metric"])
-        elif "note" in event:
-            self._say(f"note: {event['note']}", style="yellow")
-        elif "finishing" in event:
-            self.state = "saving models"
-        elif "round" in event:
-            self._round_done(event)
-        elif "party" in event:
-            self.parties.setdefault(event["party"], {}).update(event)
-        elif "already" in event:
-            self._say(f"{self.title}finished already: {event['already']}")
-        elif "finished" in event:
-            elapsed = time.monotonic() - self.started
-            self._say(f"{self.title}done in {elapsed:.0f} s: {event['finished']}")
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Preparing(folder):
+                self.state = f"reading and tokenising for {folder}"
+            case Begun():
+                self._begin(event)
+            case Step(party) | Rested(party):
+                self._watched(party).take(event)
+            case Measured(metric):
+                self._measured(metric)
+            case Noted(note):
+                self._say(f"note: {note}", style="yellow")
+            case RoundDone():
+                self._round_done(event)
+            case Saving():
+                self.state = "saving models"
+            case Finished(folder, was_before=True):
+                self._say(f"{self.title}finished already: {folder}")
+            case Finished(folder):
+                self._say(f"{self.title}done in {time.monotonic() - self.started:.0f} s: {folder}")
 
-    def _begin(self, plan: Plan, after: int, counts: dict[str, int], hosts: str) -> None:
-        self.rounds, self.round, self.first = plan.rounds, after, after
-        self.metric = plan.metrics[0]
-        models = {SERVER: plan.server.model, **{name: spec.model for name, spec in plan.clients.items()}}
-        self.parties = {name: {"model": str(model)} for name, model in models.items()}
-        self.state = f"round {after + 1} of {plan.rounds}"
-        going_on = f", going on after round {after}" if after else ""
-        parts = plan.partition
-        private = sum(len(rows) for rows in parts.train.values())
+    def _begin(self, event: Begun) -> None:
+        self.rounds, self.round, self.first, self.metric = event.rounds, event.after, event.after, event.metric
+        self.parties = {name: _Watched(model) for name, model in event.models.items()}
+        self.state = f"round {event.after + 1} of {event.rounds}"
+        going_on = f", going on after round {event.after}" if event.after else ""
         self._say(
-            f"{self.title}{len(plan.clients)} clients, {private} private and {len(parts.public)} public rows, "
-            f"{plan.rounds} rounds, {hosts}{going_on}"
+            f"{self.title}{len(event.models) - 1} clients, {event.private} private and {event.public} public rows, "
+            f"{event.rounds} rounds, {event.hosts}{going_on}"
         )
-        if (
-            self.tells_corpus
-            and not after
-            and (dropped := {what: n for what, n in counts.items() if what != "rows read"})
-        ):
+        dropped = {what: number for what, number in event.corpus.items() if what != "rows read"}
+        if self.tells_corpus and not event.after and dropped:
             said = ", ".join(f"{what}: {number:,}" for what, number in dropped.items())
-            self._say(f"corpus: {counts.get('rows read', 0):,} rows read; {said}", style="dim")
+            self._say(f"corpus: {event.corpus.get('rows read', 0):,} rows read; {said}", style="dim")
 
-    def _measured(self, metric: dict[str, Any]) -> None:
+    def _watched(self, party: str) -> _Watched:
+        return self.parties.setdefault(party, _Watched())
+
+    def _measured(self, metric: Mapping[str, Any]) -> None:
         if metric.get("split") != "test":
             return
-        score = metric[self.metric]
-        self.parties.setdefault(metric["party"], {})["score"] = score
+        score = self._watched(metric["party"]).score = metric[self.metric]
         if self.live is None:
             what = f"{metric['party']} {metric['stage']}, {NAMES[self.metric]} {100 * score:.1f}"
             self._say(f"  round {metric['round']}: {what}")
 
-    def _round_done(self, event: dict[str, Any]) -> None:
-        self.round, self.bytes = event["round"], sum(event["bytes"].values())
+    def _round_done(self, event: RoundDone) -> None:
+        self.round, self.bytes = event.round, event.bytes
         self.boundary_s = time.monotonic() - self.started
-        server = self.parties.get(SERVER, {}).get("score")
-        clients = [party["score"] for name, party in self.parties.items() if name != SERVER and "score" in party]
-        own = f"server {NAMES[self.metric]} {100 * server:.1f}, " if server is not None else ""
+        scores = {name: party.score for name, party in self.parties.items() if party.score is not None}
+        own = f"server {NAMES[self.metric]} {100 * scores[SERVER]:.1f}, " if SERVER in scores else ""
+        clients = [score for name, score in scores.items() if name != SERVER]
         mean = f"clients' mean after training {100 * sum(clients) / len(clients):.1f}, " if clients else ""
         self._say(f"{self.title}round {self.round}/{self.rounds}: {own}{mean}{size_text(self.bytes)}, {self._times()}")
         self.state = (
@@ -127,16 +138,13 @@ class Progress:
                 style="dim" if column == "model" else None,
             )
         for name, party in self.parties.items():
-            phase = party.get("phase", "")
-            steps = party.get("steps") or 1
-            done = steps if phase == "done" else party.get("done", 0)
-            loss, score = party.get("loss", math.nan), party.get("score", math.nan)
+            step = party.step
             table.add_row(
                 Text(name),
-                Text(party.get("model", "")),
-                "" if phase == "done" else phase,
-                ProgressBar(total=steps, completed=done, width=20),
-                "" if math.isnan(loss) else f"{loss:.3f}",
-                "" if math.isnan(score) else f"{100 * score:.1f}",
+                Text(party.model),
+                step.phase,
+                ProgressBar(total=step.steps or 1, completed=step.done, width=20),
+                "" if math.isnan(step.loss) else f"{step.loss:.3f}",
+                "" if party.score is None or math.isnan(party.score) else f"{100 * party.score:.1f}",
             )
         return Group(Text(f"{self.title}{self.state} · {size_text(self.bytes)} · {self._times()}"), table)
