@@ -11,8 +11,8 @@ from typing import Any, TypeVar, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from fedstill.algorithms.base import Algorithm
-from fedstill.algorithms.llm import Chat
 from fedstill.algorithms.weightings import Weighting
+from fedstill.common.chat import Chat
 from fedstill.common.errors import FedstillError
 from fedstill.common.plugins import check_options, is_own, nearest, own_class
 

@@ -19,7 +19,7 @@ from fedstill.parties.party import Party
 from fedstill.parties.server import Server
 from fedstill.wire.low_rank import compress, expand
 from fedstill.wire.messages import Done, Hello, Message
-from fedstill.wire.replies import Replies, uniform
+from fedstill.wire.replies import Replies, average, uniform
 
 Energy = Annotated[float, Field(gt=0, lt=1)]
 
@@ -110,8 +110,8 @@ class MutualKD(Algorithm):
 
     def merge(self, me: Server, ups: Replies[Student], round: int, rounds: int) -> dict[str, Tensor]:
         """The mean update as it will travel down; the server applies it as everybody will."""
-        updates = Replies({name: Student(expand(up.parts)) for name, up in ups.items()}, ups.clients)
-        mean = updates.average("parts", ups.shares if self.weights == "size" else uniform(len(ups)))
+        updates = {name: expand(up.parts) for name, up in ups.items()}
+        mean = average(updates, ups.shares if self.weights == "size" else uniform(len(ups)))
         parts = self._pack(mean, round, rounds)
         me.set_parameters(changed(me.parameters(), expand(parts)))
         return parts
