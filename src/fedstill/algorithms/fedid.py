@@ -53,8 +53,7 @@ class FedID(Algorithm):
 
     @cached_property
     def teaching(self) -> Feedback:
-        """How feedback is measured, sent and heeded."""
-        return FEEDBACKS[self.feedback](self.ensemble)
+        return FEEDBACKS[self.feedback](self.ensemble)  # how feedback is measured, sent and used
 
     def round(self, fed: Federation, answer: Answers) -> None:
         me, settings, public = fed.server, fed.server.spec.distill, len(fed.server.data.public)
@@ -126,7 +125,6 @@ class FedID(Algorithm):
         if self.feedback == "none":
             return transfer
         feedback = self.strength * self.teaching.loss(heard, logits)
-        add_gradient_norms(
-            me.memory.numbers, me.phase("converse", heard.lesson.steps), transfer=transfer, feedback=feedback
-        )
+        phase = me.phase("converse", heard.lesson.steps)
+        add_gradient_norms(me.memory.numbers, phase, transfer=transfer, feedback=feedback)
         return transfer + feedback if self.transfer else feedback
