@@ -12,7 +12,6 @@ from scipy.special import softmax
 import fedstill
 from fedstill.algorithms.feddrs import FedDRS, Work
 from fedstill.common.errors import FedstillError
-from fedstill.common.randomness import key
 from fedstill.config.experiment import Experiment
 from fedstill.parties.memory import Memory
 from fedstill.plan.prepare import prepare
@@ -152,8 +151,8 @@ def test_an_encoders_embeddings_train_at_clients_in_every_round(texts, tmp_path)
 
 def samples_of(method, me, ups, client="a", counts=COUNTS):
     """All sets of one client, against the student that the server has."""
-    random = torch.Generator().manual_seed(0)
-    return list(method._sample(me, ups[client].parameters, counts.double(), method._reader(me), 0.1, random))
+    sample = method._sampler(me, 0.1)
+    return list(sample(me.model_from(ups[client].parameters).model.module, counts.double()))
 
 
 @pytest.mark.parametrize("start_from", ["words", "gaussian"])
@@ -203,11 +202,9 @@ def test_the_student_takes_a_step_a_batch_or_a_step_a_pass(texts, server_of, ste
     me, ups = server_of(texts(), size=1.0)
     method = FedDRS(sets=["random"], samples=5, length=8, optimiser="sgd", rate=0.5, steps=steps, passes=1)
     FedDRS(variant="post_only").server(me, ups)
-    random = torch.Generator().manual_seed(key(me.around.seed, 1, "server", "pseudo-samples"))
-    batches = []
+    sample, batches = method._sampler(me, 0.1), []
     for name in ("a", "b"):
-        counts = ups.clients[name].label_counts.double()
-        batches += method._sample(me, ups[name].parameters, counts, method._reader(me), 0.1, random)
+        batches += sample(me.model_from(ups[name].parameters).model.module, ups.clients[name].label_counts.double())
     module = deepcopy(me.model.module).train()
     slopes = {}
     for number, (batch, name) in enumerate(zip(batches, ("a", "b"), strict=True)):

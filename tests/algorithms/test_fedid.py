@@ -10,7 +10,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedstill
 from fedstill.algorithms import make
-from fedstill.algorithms.fedid import FedID, Lesson
+from fedstill.algorithms.fedid import FedID
+from fedstill.algorithms.feedbacks import Heard, Lesson
 from fedstill.common.errors import FedstillError
 from fedstill.models import ModelSpec, build
 from fedstill.wire.messages import Hello, Scores
@@ -99,7 +100,7 @@ def feedback_gradient(scene, algorithm, lesson, name):
     logits = scene.logits(me, dict(me.model.module.named_parameters()), scene.bench.public)
     phase = me.phase("converse", 1)
     phase.taken = 1  # no measurement of norms here
-    loss = algorithm.client_step(me, phase, lesson, 0, ALL, me.predict(), logits)
+    loss = algorithm.client_step(me, Heard(name, me.size / lesson.total, lesson, 0, ALL, me.predict()), logits)
     return parameters, torch.autograd.grad(loss, parameters, allow_unused=True)
 
 

@@ -12,8 +12,8 @@ from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp, softmax
 
 from fedstill.algorithms import make
-from fedstill.algorithms.llm import Chat
 from fedstill.algorithms.weightings import ENWC, LLMWC, RNWC
+from fedstill.common.chat import Chat
 from fedstill.common.errors import FedstillError
 from fedstill.plan.prepare import prepare
 

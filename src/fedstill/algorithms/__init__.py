@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fedstill.algorithms.base import Algorithm
-from fedstill.algorithms.llm import Chat
 from fedstill.algorithms.weightings import Weighting
+from fedstill.common.chat import Chat
 from fedstill.common.construct import construct
 from fedstill.common.plugins import classes_in
 

@@ -80,8 +80,7 @@ class AdaFD(Algorithm):
         if not (self.per_class or self.per_sample):
             return weights
         fine = weights[:, None, None]
-        if self.per_class:
-            assert isinstance(self.weighting, ENWC)
+        if self.per_class and isinstance(self.weighting, ENWC):
             fine = _by_class(self.weighting.current(me), ups.column("class_losses").double(), fine)
         if self.per_sample:
             logits = ups.column("logits").double()
@@ -101,8 +100,7 @@ class AdaFD(Algorithm):
         """What the chosen options need besides the public set."""
         labelled = {"labelled"} if self.weighting.wants_labelled else set()
         counts = {"label_counts"} if self.loss_scale == "label_entropy" else set()
-        chat = {"openai"} if self.weighting.wants_f1 else set()
-        return self.needs | labelled | counts | chat
+        return self.needs | self.weighting.needs | labelled | counts
 
 
 UNSEEN = -1.0

@@ -15,7 +15,7 @@ from fedstill.learning.phases import Passes
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Done, Message, Parameters, parameters
-from fedstill.wire.replies import Replies, uniform
+from fedstill.wire.replies import Replies, average, uniform
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,6 @@ class FedGKD(Algorithm):
         last = [newest]
         while len(last) < self.models and (older := me.memory.mappings.get(f"model {len(last) - 1}")) is not None:
             last.append(older)
-        me.memory.mappings |= {f"model {age}": model for age, model in enumerate(last)}
-        if len(last) == 1:
-            return GlobalModels(newest)
-        models = Replies({f"{age:06}": Parameters(model) for age, model in enumerate(last)})
-        return GlobalModels(newest, models.average("parameters", uniform(len(last))))
+        models = {f"model {age}": model for age, model in enumerate(last)}
+        me.memory.mappings |= models
+        return GlobalModels(newest, average(models, uniform(len(last))) if len(last) > 1 else None)

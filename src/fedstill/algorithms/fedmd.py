@@ -14,7 +14,7 @@ from fedstill.algorithms.base import Algorithm, Answers, Federation, Role
 from fedstill.data.examples import Labelled
 from fedstill.learning.losses import Distillation, distillation
 from fedstill.parties.client import Client
-from fedstill.wire.messages import Done, Message, Scores, array, opinions
+from fedstill.wire.messages import BadMessage, Done, Message, Scores, array, opinions
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ class FedMD(Algorithm):
         self._digest(me, question)
         me.train()
         me.evaluate("trained")
-        assert question.rows is not None
+        if question.rows is None:
+            raise BadMessage("the server asks about no rows.")
         return Scores(me.predict(me.data.public.pick(question.rows.numpy())))
 
     def digest(self, me: Client, answer: Consensus) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ClassVar, Literal
 
@@ -24,7 +24,7 @@ from fedstill.models.space import space_of
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Done, Message, Parameters
-from fedstill.wire.replies import Replies, uniform
+from fedstill.wire.replies import Replies, average, uniform
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,7 @@ class FedSND(Algorithm):
         elif self.noise_distillation:
             me.notes.append("one active client alone: nobody to distil its noise into.")
         with me.timed("averaging"):
-            distilled = replace(ups, messages={name: Parameters(own) for name, own in models.items()})
-            me.set_parameters(distilled.average("parameters", uniform(len(models))))
+            me.set_parameters(average(models, uniform(len(models))))
         return Parameters(me.parameters())
 
     def _noise(self, me: Server, ups: Replies[Parameters]) -> dict[str, Noise]:

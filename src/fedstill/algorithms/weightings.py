@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedstill.algorithms.base import NotNegative
-from fedstill.algorithms.llm import Chat, Unusable, ask, statistics
+from fedstill.algorithms.llm import parse, prompt, statistics
+from fedstill.common.chat import Chat, Unusable
 from fedstill.common.errors import FedstillError
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Opinion
@@ -23,7 +25,10 @@ SMALLEST_LOSS = 1e-8
 class Weighting:
     """From the clients' losses l_k [K] to weights w_k [K] that sum to one."""
 
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """What else there must be, as an algorithm's `needs`."""
     wants_f1: ClassVar[bool] = False
+    """Whether clients must also say their F1 on their own validation rows."""
 
     def __call__(self, me: Server, ups: Replies[Opinion], losses: Tensor) -> Tensor:
         raise NotImplementedError
@@ -103,6 +108,7 @@ class LLMWC(Weighting):
     chat: Chat = Chat()
     beta: NotNegative = 5.0
 
+    needs: ClassVar[frozenset[str]] = frozenset({"openai"})
     wants_f1: ClassVar[bool] = True
 
     def __call__(self, me: Server, ups: Replies[Opinion], losses: Tensor) -> Tensor:
@@ -111,7 +117,7 @@ class LLMWC(Weighting):
             for (name, opinion), loss in zip(ups.items(), losses, strict=True)
         ]
         try:
-            return torch.tensor(ask(self.chat, clients), dtype=torch.float64)
+            return torch.tensor(self.chat.ask(prompt(clients), partial(parse, count=len(clients))), dtype=torch.float64)
         except Unusable as reason:
             me.notes.append(f"LLMWC fell back to ENWC(beta={self.beta:g}): {reason}")
             return ENWC(self.beta)(me, ups, losses)

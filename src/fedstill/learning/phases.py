@@ -32,6 +32,8 @@ Watch = Callable[[int, int, float], None]
 
 WATCH_EVERY = 20
 
+OptimiserName = Literal["adamw", "adafactor", "sgd"]
+
 
 class PhaseSettings(Settings):
     """How a phase learns. A rate of None is the default of the model's family."""
@@ -39,7 +41,7 @@ class PhaseSettings(Settings):
     epochs: int = Field(3, ge=0)
     batch: int = Field(32, ge=1)
     rate: float | None = Field(None, gt=0)
-    optimiser: Literal["adamw", "adafactor", "sgd"] = "adamw"
+    optimiser: OptimiserName = "adamw"
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     warmup: float = Field(0.0, ge=0, lt=1)
     """Share of the steps over which the rate rises from zero."""

@@ -6,15 +6,26 @@ token of the label's text for a text-to-text model. Sampling descends sums over 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from fedstill.common.randomness import Stream
+from fedstill.learning.fast import fast_of
 from fedstill.learning.losses import within_task
+from fedstill.learning.phases import OptimiserName, PhaseSettings, optimiser
+from fedstill.learning.precision import input_gradients
 from fedstill.learning.predict import forward
+
+Kind = Literal["random", "target", "adversary"]
+KINDS: tuple[Kind, ...] = ("random", "target", "adversary")
+
+TRACED = 4
+"""Into how many pieces a descent is cut to show its quality."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,15 @@ class Reader:
 
 
 @dataclass(frozen=True)
+class Pseudo:
+    """A batch of pseudo-samples of one client, and what its model says of them."""
+
+    inputs: Tensor
+    labels: Tensor
+    teacher: Answer
+
+
+@dataclass(frozen=True)
 class Sampling:
     """How pseudo-samples are found."""
 
@@ -107,3 +127,63 @@ def descend(
         inputs = inputs - how.rate * moves * torch.autograd.grad(total, leaf)[0]
     watch(how.steps, inputs)
     return inputs.detach()
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Pseudo-samples of teachers for one student: a batch of every kind, each from a fresh start."""
+
+    student: nn.Module
+    read: Reader
+    kinds: Sequence[Kind]
+    how: Sampling
+    draw: Callable[[], tuple[Tensor, Tensor]]
+    """Inputs to start from, and where they may move (as `descend` wants it)."""
+    random: torch.Generator
+    tell: Callable[[str, Mapping[str, float]], None]
+    """Hears of a few points of every descent."""
+
+    def __call__(self, teacher: nn.Module, label_counts: Tensor) -> Iterator[Pseudo]:
+        """theta_rd, theta_tr and theta_ad; their labels are distributed as the teacher's own rows."""
+        self.student.eval()
+        teacher.eval()
+        for kind in self.kinds:
+            inputs, moves = self.draw()
+            labels = torch.multinomial(label_counts, len(inputs), replacement=True, generator=self.random)
+            labels = labels.to(inputs.device)
+            if kind != "random":
+                how = self.how if kind == "adversary" else replace(self.how, strength=0.0)
+                loss = sampling_loss(self.read, teacher, self.student, how)
+                with input_gradients(teacher, self.student):
+                    inputs = descend(loss, inputs, labels, moves, how, partial(self._watch, kind, teacher, labels))
+            with torch.no_grad():
+                yield Pseudo(inputs, labels, self.read(teacher, inputs, labels))
+
+    @torch.no_grad()
+    def _watch(self, kind: Kind, teacher: nn.Module, labels: Tensor, step: int, inputs: Tensor) -> None:
+        """How far both models are from the labels on the way (Figure 4a and b)."""
+        if step % max(1, self.how.steps // TRACED) == 0:
+            both = {"teacher": teacher, "student": self.student}
+            losses = {who: float(self.read(own, inputs, labels).cross_entropy().mean()) for who, own in both.items()}
+            self.tell(f"{kind} sampling", {"step": float(step), **losses})
+
+
+class Refinement:
+    """A student that learns teachers' answers to pseudo-samples, with one optimiser and one stream of randomness."""
+
+    def __init__(self, student: nn.Module, read: Reader, descent: OptimiserName, rate: float, seed: int) -> None:
+        self.student, self.read = student, read
+        learnt = [p for p in student.parameters() if p.requires_grad]
+        self.optimiser = optimiser(PhaseSettings(optimiser=descent), rate, learnt, fast_of(student).optimiser)
+        self.stream = Stream(seed, next(student.parameters()).device)
+
+    def learn(self, batches: Sequence[Pseudo], step_a_batch: bool) -> None:
+        """Descend KL(p_k || p_S) (Eq. 8) in one step a batch, or in one on the sum of all."""
+        self.student.train()
+        with self.stream():
+            for number, batch in enumerate(batches, 1):
+                loss = batch.teacher.divergence(self.read(self.student, batch.inputs, batch.labels)).mean()
+                loss.backward()  # type: ignore[no-untyped-call]
+                if step_a_batch or number == len(batches):
+                    self.optimiser.step()
+                    self.optimiser.zero_grad(set_to_none=True)

@@ -45,6 +45,10 @@ def space_of(model: Model, length: int) -> Space:
         device = next(model.module.parameters()).device
         return Space("pixels", model.shape, torch.zeros((), device=device), torch.ones((), device=device))
     table = word_embeddings(model).weight.detach()
+    if model.longest is not None and length > model.longest:
+        raise FedstillError(
+            f"{model.spec} reads {model.longest} tokens at most, not {length}: choose a smaller `length`."
+        )
     return Space("inputs_embeds", (length, table.shape[1]), table.mean(0), table.std(0))
 
 

@@ -56,10 +56,7 @@ class Replies(Mapping[str, M], Generic[M]):
     @property
     def label_counts(self) -> Tensor:
         """How many rows of each class those who answered have, as [K, C]."""
-        counts = {name: self.clients[name].label_counts for name in self}
-        if silent := [name for name, count in counts.items() if count is None]:
-            raise FedstillError(f"this method needs label counts, and {', '.join(silent)} withholds them.")
-        return torch.stack([count for count in counts.values() if count is not None]).double()
+        return label_counts({name: self.clients[name] for name in self})
 
     def only(self, clients: Iterable[str]) -> Replies[M]:
         """The replies of these clients."""
@@ -87,29 +84,41 @@ class Replies(Mapping[str, M], Generic[M]):
         return (values.double() * weights.double()).sum(0).to(values.dtype)
 
     def average(self, name: str, weights: Tensor) -> dict[str, Tensor]:
-        """The weighted mean over clients of a mapping of arrays; integers are taken from the first client."""
-        first, *others = [(client, getattr(message, name)) for client, message in self.messages.items()]
-        kinds = _kinds(first[1])
-        for client, mapping in others:
-            if different := sorted({key for key, _ in kinds.items() ^ _kinds(mapping).items()}):
-                raise FedstillError(
-                    f"{client} sends other {name} than {first[0]} (for example {different[0]}): they have different "
-                    "architectures, and cannot be averaged."
-                )
-        sums = {key: torch.zeros(value.shape, dtype=torch.float64) for key, value in first[1].items()}
-        for (_, mapping), weight in zip([first, *others], weights.tolist(), strict=True):
-            for key, value in mapping.items():
-                sums[key] += weight * value.double()
-        return {
-            key: sums[key].to(value.dtype if value.dtype == torch.float64 else torch.float32)
-            if value.is_floating_point()
-            else value
-            for key, value in first[1].items()
-        }
+        """The weighted mean over clients of a mapping of arrays, such as the parameters of their models."""
+        return average({client: getattr(message, name) for client, message in self.messages.items()}, weights)
 
     def mean(self, name: str) -> Tensor:
         """The blend in which everybody counts the same."""
         return self.blend(name, uniform(len(self)))
+
+
+def label_counts(clients: Mapping[str, Hello]) -> Tensor:
+    """How many rows of each class these clients have, as [K, C]; refuses where one does not tell."""
+    counts = {name: hello.label_counts for name, hello in clients.items()}
+    if silent := [name for name, count in counts.items() if count is None]:
+        raise FedstillError(f"this method needs label counts, and {', '.join(silent)} withholds them.")
+    return torch.stack([count for count in counts.values() if count is not None]).double()
+
+
+def average(models: Mapping[str, Mapping[str, Tensor]], weights: Tensor) -> dict[str, Tensor]:
+    """The weighted mean of models' parameters, by the models' names; integers are taken from the first."""
+    (name, first), *others = models.items()
+    for other, parameters in others:
+        if different := sorted({key for key, _ in _kinds(first).items() ^ _kinds(parameters).items()}):
+            raise FedstillError(
+                f"{other} sends other parameters than {name} (for example {different[0]}): they have different "
+                "architectures, and cannot be averaged."
+            )
+    sums = {key: torch.zeros(value.shape, dtype=torch.float64) for key, value in first.items()}
+    for parameters, weight in zip(models.values(), weights.tolist(), strict=True):
+        for key, value in parameters.items():
+            sums[key] += weight * value.double()
+    return {
+        key: sums[key].to(value.dtype if value.dtype == torch.float64 else torch.float32)
+        if value.is_floating_point()
+        else value
+        for key, value in first.items()
+    }
 
 
 def _kinds(mapping: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, bool]]:

@@ -1,0 +1,183 @@
+"""What FedID's server measures at a step, what of it travels, and what a client adds to its loss for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedstill.algorithms.mhat import one_hot
+from fedstill.common.errors import FedstillError
+from fedstill.data.examples import Labelled
+from fedstill.learning.influence import Moment, differentiable, gradient
+from fedstill.learning.losses import hard, probability_ce
+from fedstill.learning.phases import Phase
+from fedstill.wire.messages import BadMessage, Message, Scores, array, opinions
+from fedstill.wire.replies import Replies
+
+Ensemble = Literal["hard", "probabilities", "logits"]
+LABELS: dict[Ensemble, Callable[[Tensor], Tensor]] = {
+    "hard": one_hot,
+    "probabilities": lambda z: z.softmax(-1),
+    "logits": lambda z: z,
+}
+"""What of a client's logits goes into the ensemble."""
+NOTHING = torch.empty(0, dtype=torch.int32)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Lesson(Message):
+    """What came of the last opinions, and the public rows that the server asks about next."""
+
+    batch: int
+    steps: int
+    """Of the whole conversation: the schedule is laid over them."""
+    total: int
+    """n, the private rows of all who take part."""
+    rows: Tensor = array("next")
+    ensemble: Tensor | None = opinions("last", "labels", optional=True)
+    """Logits of y for the rows asked about last."""
+    feedback: Tensor | None = array("batches", optional=True)
+    """loss_diff: h of each batch."""
+    credits: Mapping[str, Tensor] | None = None
+    """per_client: h_k of each batch."""
+    gradient: Tensor | None = array("last", "labels", optional=True)
+    """exact: of L_val, with respect to y or to the logits of y."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One batch at the server: what it learns, from whom, and the rows that the step is judged by."""
+
+    phase: Phase
+    rows: Tensor
+    y: Tensor
+    opinions: Replies[Scores]
+    """What of each client y is the mean of."""
+    labelled: Labelled
+
+    def take(self) -> None:
+        """Eq. 11; for votes it is sum_k (n_k/n) CE(f, argmax z^k)."""
+        self.phase.step(self.rows, lambda logits: probability_ce(logits, self.y.to(logits)).mean())
+
+    def slope(self) -> Tensor:
+        """The step, and dL_val/dy [B, C] through Eq. 12 as printed: a plain step with the current rate."""
+        moment = Moment.of(self.phase)
+        with differentiable():
+            self.take()
+        v = gradient(self.phase.model, self.labelled, self.phase.device)
+        return moment.rate / len(self.rows) * moment.influence(self.rows, v)
+
+
+@dataclass(frozen=True)
+class Heard:
+    """One batch at a client: what it said of it, and the lesson that came of it."""
+
+    client: str
+    share: float
+    """n_k/n."""
+    lesson: Lesson
+    number: int
+    """Of the batch in the lesson."""
+    rows: Tensor
+    """Of the lesson that are the batch."""
+    said: Tensor
+
+    @property
+    def ensemble(self) -> Tensor:
+        """Logits of y."""
+        return _sent(self.lesson.ensemble)[self.rows]
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """None (Table 4, "w/o feedback"): the server steps, and clients hear nothing of it. The others derive from it."""
+
+    ensemble: Ensemble
+
+    impossible: ClassVar[Mapping[Ensemble, str]] = {}
+    """Ensembles that it cannot go with, and why."""
+
+    def __post_init__(self) -> None:
+        if self.ensemble in self.impossible:
+            raise FedstillError(self.impossible[self.ensemble])
+
+    def measure(self, step: Step) -> Tensor:
+        """Take the step, and say what it was worth."""
+        step.take()
+        return torch.zeros(())
+
+    def told(self, worth: list[Tensor], clients: Iterable[str]) -> dict[str, Any]:
+        """The fields of a lesson that carry what every batch was worth."""
+        return {}
+
+    def loss(self, heard: Heard, logits: Tensor) -> Tensor:
+        """What a client adds to its loss (Eq. 14)."""
+        return torch.zeros(())
+
+
+class LossDifference(Feedback):
+    """h = L_val before the step - after it, one number for all; labels that helped are reinforced."""
+
+    def measure(self, step: Step) -> Tensor:
+        before = step.phase.loss(step.labelled)
+        step.take()
+        return before - step.phase.loss(step.labelled)
+
+    def told(self, worth: list[Tensor], clients: Iterable[str]) -> dict[str, Any]:
+        return {"feedback": torch.stack(worth)}
+
+    def loss(self, heard: Heard, logits: Tensor) -> Tensor:
+        h = heard.share * _sent(heard.lesson.feedback)[heard.number]
+        return h.to(logits) * hard(logits, heard.said.to(logits)).mean()
+
+
+class PerClient(Feedback):
+    """h_k = -(n_k/n) sum_bc p^k_bc dL_val/dy_bc: what the labels of each client did."""
+
+    impossible: ClassVar[Mapping[Ensemble, str]] = {
+        "logits": "feedback: per_client goes with `ensemble: hard` or `probabilities`, which are sums over clients."
+    }
+
+    def measure(self, step: Step) -> Tensor:
+        slope = step.slope()
+        return -step.opinions.shares.to(slope) * (step.opinions.column("logits").to(slope) * slope).sum((1, 2))
+
+    def told(self, worth: list[Tensor], clients: Iterable[str]) -> dict[str, Any]:
+        return {"credits": dict(zip(clients, torch.stack(worth, 1), strict=True))}
+
+    def loss(self, heard: Heard, logits: Tensor) -> Tensor:
+        h = _sent(heard.lesson.credits)[heard.client][heard.number]
+        return h.to(logits) * hard(logits, heard.said.to(logits)).mean()
+
+
+class Exact(Feedback):
+    """The gradient of L_val with respect to what the client put into y: p^k, or z^k."""
+
+    impossible: ClassVar[Mapping[Ensemble, str]] = {
+        "hard": "feedback: exact goes with `ensemble: probabilities` or `logits`: a hard vote (argmax) has no gradient."
+    }
+
+    def measure(self, step: Step) -> Tensor:
+        slope, y = step.slope(), step.y
+        return y * (slope - (slope * y).sum(-1, keepdim=True)) if self.ensemble == "logits" else slope
+
+    def told(self, worth: list[Tensor], clients: Iterable[str]) -> dict[str, Any]:
+        return {"gradient": torch.cat(worth)}
+
+    def loss(self, heard: Heard, logits: Tensor) -> Tensor:
+        moved = logits.softmax(-1) if self.ensemble == "probabilities" else logits
+        return heard.share * (_sent(heard.lesson.gradient)[heard.rows].to(logits) * moved).sum()
+
+
+FEEDBACKS = {"loss_diff": LossDifference, "per_client": PerClient, "exact": Exact, "none": Feedback}
+
+
+def _sent(value: T | None) -> T:
+    if value is None:
+        raise BadMessage("the lesson lacks what was agreed on.")
+    return value
