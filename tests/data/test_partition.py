@@ -562,8 +562,8 @@ def test_dealt_tasks_are_disjoint_complete_and_never_leave_a_client_empty(rows, 
 @pytest.mark.parametrize(
     ("corpus", "options", "complaint"),
     [
-        (make_corpus([0, 1]), {"clients": 2}, "sample has no domains, so there is no task to deal"),
-        (make_corpus([0, 1]), {"alpha": 0}, "sample has no domains, so there is no task to deal"),
+        (make_corpus([0, 1]), {"clients": 2}, "sample has no domains, so there is no task to divide"),
+        (make_corpus([0, 1]), {"alpha": 0}, "sample has no domains, so there is no task to divide"),
         (
             corpus_of_counts([[9, 9], [9, 9]]),
             {"alpha": 0, "clients": 3},
