@@ -138,7 +138,7 @@ def test_differences_are_paired_on_common_seeds(tmp_path):
     assert difference.bootstrap.low > 0
     assert difference.bootstrap.p == 0.001
     assert "AdaFD against FedAvg: paired on seed 1, 2, 3 only." in comparison.notes
-    tests = "paired t-test over 3 seeds; paired bootstrap over 120 test rows a seed, 1,000 resamples"
+    tests = "paired t-test over 3 seeds; paired bootstrap over 120 test rows per seed, 1,000 resamples"
     assert tests in comparison.notes[0]
 
 
