@@ -55,7 +55,7 @@ def word_embeddings(model: Model) -> nn.Embedding:
     takes = signature(model.module.forward).parameters
     if not isinstance(found, nn.Embedding) or "inputs_embeds" not in takes:
         raise FedstillError(
-            f"{model.spec} has no word embeddings to make texts from: choose a transformer, textcnn or bigru."
+            f"{model.spec} has no word embeddings to invent texts in: choose a transformer, textcnn or bigru."
         )
     return found
 
