@@ -54,7 +54,7 @@ class Examples:
         return len(self.rows)
 
     def pick(self, numbers: Ints) -> Examples:
-        """These examples, in this order."""
+        """Those of them, in that order."""
         return Examples(self.store, self.rows[numbers], None if self.labels is None else self.labels[numbers])
 
     @cached_property

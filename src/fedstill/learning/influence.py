@@ -70,7 +70,7 @@ class _With(nn.Module):
 
 
 def gradient(model: nn.Module, data: Examples, device: torch.device) -> dict[str, Tensor]:
-    """v = grad L(theta) on labelled rows, in eval mode; zeros for parameters that the loss does not use."""
+    """v = grad L(theta) on labelled rows, in eval mode; parameters that do not matter have zeros."""
     assert data.labels is not None
     was_training = model.training
     model.eval()

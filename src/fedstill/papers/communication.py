@@ -45,7 +45,7 @@ class Cost:
     paper: str = ""
 
 
-LAST_MODEL: dict[str, Callable[[Sizes], int]] = {"the last model is also sent down after round T (P)": lambda s: s.P}
+LAST_MODEL: dict[str, Callable[[Sizes], int]] = {"the last model goes down after round T too (P)": lambda s: s.P}
 LEFT_OUT = "the paper leaves out the factor C"
 
 COSTS = {

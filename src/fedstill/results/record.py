@@ -92,7 +92,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def write_summary(record: Record, plan: Plan, algorithm: Algorithm, crossed: dict[str, int], seconds: float) -> None:
-    """Write `summary.json`, which also marks the run as finished."""
+    """Condense the metrics into `summary.json`; its presence says that the run is finished."""
     measured = [line for line in record.metrics if "split" in line]
     summary = {
         "name": plan.experiment["name"],
