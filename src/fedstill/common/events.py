@@ -104,7 +104,7 @@ class SiteSaid(Event):
     state: Literal["asked", "working", "answered", "failed"]
     what: str = ""
     progress: Mapping[str, Any] = field(default_factory=dict)
-    """As the site reports it: not to be trusted."""
+    """As the site tells it: not to be trusted."""
     reason: str = ""
 
 

@@ -50,7 +50,7 @@ def run_all(jobs: Sequence[Job], at_once: int, force: bool = False) -> Iterator[
 
 
 def attempt(job: Job, force: bool = False, tell: Tell = lambda event: None) -> str | None:
-    """Start or continue a run; the reason if it fails."""
+    """Begin or go on with a run; the reason where that fails."""
     try:
         runner.begin_or_finish(job.experiment, job.folder, force, tell)
     except FedstillError as error:
