@@ -460,7 +460,7 @@ def test_texts_are_labelled_for_the_task_that_is_named(two_tasks, tmp_path):
     labelled = list(label_file(run, tmp_path / "news.csv", "server", ["text"], task="mail"))
     assert {row[1] for row in labelled[1:]} <= {"mail/ham", "mail/spam"}
     assert all(float(row[2]) >= 0.5 for row in labelled[1:])
-    for task, says in ((None, "say which is meant with --task"), ("post", "it has no task 'post'")):
+    for task, says in ((None, "name one of them with --task"), ("post", "it has no task 'post'")):
         with pytest.raises(FedstillError, match=f"this run has the tasks mail, news: {says}"):
             list(label_file(run, tmp_path / "news.csv", "server", ["text"], task=task))
 

@@ -80,7 +80,7 @@ def test_without_a_place_the_picture_has_the_experiments_name(here: Path, capsys
         (["digits.yaml", "clients=bow"], "bow reads text, and digits holds images"),
         (["shops.yaml", "clients=cnn", "server=cnn"], "cnn reads images, and reviews holds text"),
         (["shops.yaml", "server=lenet"], "server's model lenet reads images, and reviews holds text"),
-        (["digits.yaml", "public=tweets"], "public: digits holds images; set rows of its own apart"),
+        (["digits.yaml", "public=tweets"], "public: digits holds images; use some of its own rows"),
         (["digits.yaml", "clients=lenet", "server=lenet"], "lenet needs images of 12x12 pixels or more"),
         (["shops.yaml", "algorithm=FedSND"], "bow has no word embeddings to invent texts in"),
         (["shops.yaml", "algorithm=FedDRS"], "bow has no word embeddings to invent texts in"),

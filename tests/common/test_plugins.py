@@ -37,7 +37,7 @@ def test_a_file_is_looked_for_from_where_one_stands(own_file, monkeypatch):
 @pytest.mark.parametrize(
     ("path", "complaint"),
     [
-        ("{folder}/other.py:Mine", "other.py could not be loaded .*there is no such file, seen from"),
+        ("{folder}/other.py:Mine", "other.py could not be loaded .*there is no such file; the current folder is"),
         ("{folder}/mine.py:Mien", "mine.py has no class 'Mien'; did you mean 'Mine'"),
         ("{folder}/mine.py:value", "has no class 'value'"),
         ("{folder}/mine.py:", "has no class ''"),

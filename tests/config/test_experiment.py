@@ -224,7 +224,7 @@ def test_a_client_of_which_nothing_is_said_is_named():
             "x.yaml:3: unknown key 'clients.Films.modle'; did you mean 'model'?",
         ),
         ("clients:\n  films: 3\n", "x.yaml:2: clients.films: input should be a valid dictionary"),
-        ("partition: {kind: iid}", "x.yaml:1: partition: kind iid needs clients"),
+        ("partition: {kind: iid}", "x.yaml:1: partition: kind iid needs `clients:`"),
     ],
 )
 def test_a_wrong_key_or_value_is_named_with_its_line(refusal, text, message):

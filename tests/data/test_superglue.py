@@ -378,10 +378,10 @@ def test_a_missing_folder_or_file_is_named(folder):
 @pytest.mark.parametrize(
     ("data", "gold", "complaint"),
     [
-        ("a\tN\t0-0\tb", "T", r"train\.data\.txt, row 1: expected 5 fields parted by tabs and found 4"),
+        ("a\tN\t0-0\tb", "T", r"train\.data\.txt, row 1: expected 5 fields separated by tabs and found 4"),
         ("a\tN\t0-0\tb\tc", "X", r"train\.gold\.txt, row 1: the label is 'X'; it must be T or F"),
         ("a\tN\t0-0\tb\tc", "T\nF", r"has 1 lines and .* has 2; they must match line by line"),
-        ("a\tN\t0-0\tb\tc", None, r"train\.gold\.txt is missing; WiC has its labels there"),
+        ("a\tN\t0-0\tb\tc", None, r"train\.gold\.txt is missing; it has WiC's labels"),
     ],
 )
 def test_bad_files_of_wics_own_form_are_located(tmp_path, data, gold, complaint):
@@ -400,7 +400,7 @@ def test_bad_files_of_wics_own_form_are_located(tmp_path, data, gold, complaint)
         ({"task": "SST-2"}, "no SuperGLUE task called 'SST-2'"),
         ({"task": "CB", "text": "premise"}, "superglue takes no `text:`"),
         ({"tasks": ["CB", "MRPC"]}, "no SuperGLUE task called 'MRPC'"),
-        ({"tasks": ["CB", "cb"]}, "a task stands twice"),
+        ({"tasks": ["CB", "cb"]}, "a task is named twice"),
         ({"tasks": []}, "name at least one task"),
         ({"task": "CB", "tasks": ["CB"]}, "superglue has a `task:` or `tasks:`, not both"),
         ({"tasks": {"news": {"name": "agnews"}}}, r"superglue's own tasks are a list, as in \[CB, RTE\]"),

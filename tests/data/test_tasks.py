@@ -172,7 +172,7 @@ def test_a_fault_inside_a_task_is_told_with_its_line(tmp_path):
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({"name": "tasks"}, "tasks needs `tasks:`, a corpus by the name of each"),
+        ({"name": "tasks"}, "tasks needs `tasks:`, a corpus for each task"),
         ({"name": "tasks", "tasks": {}}, "name at least one task"),
         ({"name": "tasks", "tasks": ["CB"]}, "CB needs a corpus, as in `CB: {name: agnews"),
         ({"name": "tasks", "tasks": {"a/b": "tweets"}}, "'a/b' cannot name a task"),

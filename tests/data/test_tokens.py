@@ -152,7 +152,7 @@ def test_a_truncated_store_is_made_anew(cache, file, keep):
     folder = store_tokens(tokenizer, texts, pairs, 8, "texts")
     whole = (folder / file).read_bytes()
     (folder / file).write_bytes(whole[: int(len(whole) * keep) if isinstance(keep, float) else keep])
-    with pytest.raises(FedstillError, match="gone or broken: start the run again"):
+    with pytest.raises(FedstillError, match="missing or damaged: start the run again"):
         TokenStore.read(folder)
     assert store_tokens(tokenizer, texts, pairs, 8, "texts") == folder
     assert tokenizer.asked == 2

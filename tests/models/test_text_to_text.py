@@ -187,7 +187,7 @@ def test_a_saved_model_is_loaded_with_its_labels_and_equal_logits(tiny_t5, tmp_p
 
 
 def test_labels_that_the_tokenizer_cannot_tell_apart_are_refused(tiny_t5):
-    with pytest.raises(FedstillError, match="'Ω' and 'Ж' are one word to this model's tokenizer"):
+    with pytest.raises(FedstillError, match="'Ω' and 'Ж' have the same tokens for this model's tokenizer"):
         label_words(make(tiny_t5).tokenizer.inner, ["good", "Ω", "Ж"])
 
 

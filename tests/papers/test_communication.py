@@ -69,7 +69,7 @@ def test_every_number_in_the_ledger_is_accounted_for(ran: tuple[Grid, Outcomes])
     verdicts = {row[0]: row[5] for row in rows}
     assert verdicts["MHAT"] == "equal"
     assert verdicts["FedAvg"] == f"+{parameters:,}: the last model goes down after round T too (P)"
-    assert verdicts["FedID"] == "+24: the feedback, a number a public batch (BDT)"
+    assert verdicts["FedID"] == "+24: the feedback, one number per public batch (BDT)"
     assert remarks[0].startswith("N = 57 public rows, C = 3 classes, K = 3 clients")
     assert remarks[2] == "FedED, FedKD, DS-FL, MHAT: the paper leaves out the factor C."
 

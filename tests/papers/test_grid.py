@@ -70,7 +70,7 @@ def test_a_row_whose_key_is_missing_is_left_out_and_said_so(
     ("text", "overrides", "options", "says"),
     [
         (TINY, [], {"only": ["book"]}, "--only book: no group, row or column has that name; did you mean 'books'?"),
-        (TINY, [], {"only": ["many", "Everything"]}, "no group has the rows and columns that were asked for"),
+        (TINY, [], {"only": ["many", "Everything"]}, "no group has the chosen rows and columns"),
         (TINY, ["round=3"], {}, "on the command line: unknown key 'round'; did you mean 'rounds'?"),
         (TINY, ["rounds"], {}, "'rounds' is not an override"),
         (TINY.replace("epochs: 2", "epochs: 0"), [], {}, "tiny.yaml:9: train.epochs"),

@@ -112,7 +112,7 @@ def test_another_experiment_in_the_folder_is_refused_until_forced(reviews: Path,
     out = tmp_path / "out"
     printed(tiny_grid(reviews, out, only=["AdaFD"], seeds=1), out)
     changed = tiny_grid(reviews, out, "rounds=1", only=["AdaFD"], seeds=1)
-    with pytest.raises(FedstillError, match=r"holds another experiment \(it differs in rounds\): --force runs"):
+    with pytest.raises(FedstillError, match=r"holds another experiment \(it differs in rounds\): use --force to run"):
         printed(changed, out)
     assert printed(changed, out, force=True)[0]
     assert Record(changed.runs[0].folder).summary["rounds"] == 1

@@ -138,7 +138,7 @@ def test_differences_are_paired_on_common_seeds(tmp_path):
     assert difference.bootstrap.low > 0
     assert difference.bootstrap.p == 0.001
     assert "AdaFD against FedAvg: paired on seed 1, 2, 3 only." in comparison.notes
-    tests = "paired t-test over 3 seeds; paired bootstrap over 120 test rows a seed, 1,000 resamples"
+    tests = "paired t-test over 3 seeds; paired bootstrap over 120 test rows per seed, 1,000 resamples"
     assert tests in comparison.notes[0]
 
 
@@ -188,14 +188,14 @@ def test_predictions_for_other_rows_or_damaged_are_not_bootstrapped(tmp_path):
 def test_runs_of_different_corpora_are_refused(tmp_path, key, value):
     write_run(tmp_path, "AdaFD", **{key: value})
     write_run(tmp_path, "FedAvg")
-    with pytest.raises(FedstillError, match=f"different {key} .*compare them apart"):
+    with pytest.raises(FedstillError, match=f"different {key} .*compare them separately"):
         compare(load_runs([tmp_path]))
 
 
 def test_runs_with_different_headlines_are_refused(tmp_path):
     write_run(tmp_path, "AdaFD", metrics=["accuracy", "f1"])
     write_run(tmp_path, "FedAvg")
-    with pytest.raises(FedstillError, match=r"different headline metrics \(f1; accuracy\): .*compare them apart"):
+    with pytest.raises(FedstillError, match=r"different headline metrics \(f1; accuracy\): .*compare them separately"):
         compare(load_runs([tmp_path]))
 
 

@@ -1,1 +1,1 @@
-"""What every room uses and that knows none of them: errors, files, randomness, names."""
+"""What every other package uses and that imports none of them: errors, files, randomness, names."""

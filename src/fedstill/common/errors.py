@@ -1,5 +1,5 @@
-"""The one exception that is meant for the person at the keyboard."""
+"""The one exception whose message is written for the user."""
 
 
 class FedstillError(Exception):
-    """Something the user can mend; the message says what was wrong, where, and what to do next."""
+    """Something the user can fix; the message says what was wrong, where, and what to do next."""

@@ -1,4 +1,4 @@
-"""What a run tells whoever watches it. Events change nothing; any of them may be ignored."""
+"""What a run reports while it runs. Events change nothing; any of them may be ignored."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Event:
-    """The base of everything that is told."""
+    """The base class of all events."""
 
 
 @dataclass(frozen=True)
 class Preparing(Event):
-    """The corpus is being read, divided and tokenised for a run in that folder."""
+    """The corpus is being read, divided and tokenised for the run in this folder."""
 
     folder: str
 
 
 @dataclass(frozen=True)
 class Begun(Event):
-    """The first round is about to begin, or the one after `after`."""
+    """Round `after + 1` is about to begin: the first one, or the one a resumed run continues with."""
 
     rounds: int
     metric: str
     """The headline metric."""
     models: Mapping[str, str]
-    """By party, the server first."""
+    """Party -> model, the server first."""
     after: int = 0
     bytes: int = 0
-    """Crossed in the rounds before."""
+    """Sent in the rounds before."""
     private: int = 0
     public: int = 0
     """Rows."""
     hosts: str = ""
-    """What the clients are spread over, in words."""
+    """A phrase that says what the clients are spread over."""
     corpus: Mapping[str, int] = field(default_factory=dict)
     """Rows read, and rows dropped by reason."""
 
 
 @dataclass(frozen=True)
 class Step(Event):
-    """A party is so far in a phase; `loss` is that of its last finished epoch."""
+    """How many steps of a phase a party has done; `loss` is that of its last finished epoch."""
 
     party: str
     phase: str
@@ -55,28 +55,28 @@ class Step(Event):
 
 @dataclass(frozen=True)
 class Rested(Event):
-    """A party has done what it was asked for."""
+    """A party has finished what it was asked to do."""
 
     party: str
 
 
 @dataclass(frozen=True)
 class Measured(Event):
-    """A line of the record's metrics: scores of a party on a split, or an observation of the method's own."""
+    """A line of the record's metrics: scores of a party on a split, or something that the method itself observed."""
 
     metric: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Noted(Event):
-    """A sentence for the person who waits: a fallback, a failure."""
+    """A sentence for the user: a fallback, a failure."""
 
     note: str
 
 
 @dataclass(frozen=True)
 class RoundDone(Event):
-    """A round is over, and so many bytes have crossed since the run began."""
+    """A round is over; `bytes` were sent since the run began."""
 
     round: int
     rounds: int
@@ -90,7 +90,7 @@ class Saving(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """The record in that folder is whole; it may have been so before."""
+    """The record in this folder is complete; `was_before`: nothing was left to run."""
 
     folder: str
     was_before: bool = False
@@ -98,7 +98,7 @@ class Finished(Event):
 
 @dataclass(frozen=True)
 class SiteSaid(Event):
-    """How it stands with the request that a site of a federation was given."""
+    """The state of the request that a site of a federation is working on."""
 
     site: str
     state: Literal["asked", "working", "answered", "failed"]
@@ -112,11 +112,11 @@ Tell = Callable[[Event], None]
 
 
 def tell_nobody(event: Event) -> None:
-    """For who does not want to watch."""
+    """Ignore the event."""
 
 
 PROGRESS: dict[str, type[Step] | type[Rested]] = {kind.__name__: kind for kind in (Step, Rested)}
-"""What crosses from a worker process to whoever watches the run."""
+"""The events that a worker process sends to the process that shows the run."""
 
 
 def to_json(event: Event) -> dict[str, Any]:
@@ -125,6 +125,6 @@ def to_json(event: Event) -> dict[str, Any]:
 
 
 def from_json(values: Mapping[str, Any]) -> Event:
-    """The progress event again."""
+    """The progress event that `to_json` wrote."""
     kind = PROGRESS[values["event"]]
     return kind(**{name: value for name, value in values.items() if name != "event"})

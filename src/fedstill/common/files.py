@@ -1,4 +1,4 @@
-"""Writing so that a file is there whole or not at all."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class FileReference:
 
     @classmethod
     def write(cls, folder: Path, file: str, data: bytes) -> FileReference:
-        """Write the file below the folder and refer to it."""
+        """Write the file below the folder; a reference to it."""
         write_whole(folder / file, data)
         return cls(file, hashlib.sha256(data).hexdigest())
 
     def read(self, folder: Path) -> bytes | None:
-        """Its content, or None when it is gone or not what was written."""
+        """Its content, or None when it is missing or has changed."""
         try:
             data = (folder / self.file).read_bytes()
         except OSError:
@@ -35,7 +35,7 @@ class FileReference:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Replace the file in one step; on any failure the old one stays and nothing is left over."""
+    """Replace the file in one step; on any failure the old file stays and no temporary file is left."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".writing-{os.getpid()}-{threading.get_ident()}-{path.name}")
     try:

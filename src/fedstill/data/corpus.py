@@ -1,4 +1,4 @@
-"""A corpus: labelled text or images with domains, as arrays that everything downstream indexes by row."""
+"""A corpus: labelled text or images with domains, as arrays that the rest of the package indexes by row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Images:
-    """Pixels, and the mean and deviation of each channel (of values from 0 to 1) that they are normalised by."""
+    """Pixels, and each channel's mean and standard deviation (of values from 0 to 1), used to normalise them."""
 
     pixels: npt.NDArray[np.uint8]
     """[N, channels, size, size]"""
@@ -23,7 +23,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Labelled text, or images. Every array has a value a row; a row's number is its name everywhere else."""
+    """Labelled text or images. Every array has one value per row; everything else refers to a row by its number."""
 
     name: str
     texts: list[str]
@@ -31,19 +31,19 @@ class Corpus:
     label_names: tuple[str, ...]
     pairs: list[str] | None = None
     images: Images | None = None
-    """What stands in place of texts, which are empty strings then."""
+    """For a corpus of images; its texts are empty strings."""
     domains: Ints | None = None
     domain_names: tuple[str, ...] = ()
     groups: Ints | None = None
-    """Rows with the same number are one thing said twice: they never cross a split."""
+    """Rows with the same number have the same content: a partition never separates them."""
     held_out: npt.NDArray[np.bool_] | None = None
-    """Rows that came from a test file of their own: they are test rows in every partition."""
+    """Rows that came from a separate test file: they are test rows in every partition."""
     label_tasks: Ints | None = None
-    """The domain that each label belongs to, where every domain is a task with labels of its own."""
+    """Where every domain is a task with its own labels: the domain of each label."""
     metrics: tuple[str, ...] = ("f1",)
-    """What models are measured by on this corpus; the first is the headline."""
+    """The metrics for this corpus; the first is the headline metric."""
     counts: dict[str, int] = field(default_factory=dict)
-    """What was read, dropped or noticed, by reason; shown to the user, so that nothing is silent."""
+    """How many rows were read, dropped or noticed, by reason; shown to the user."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -62,7 +62,7 @@ class Corpus:
         return digest.hexdigest()
 
     def content(self, row: int) -> list[bytes]:
-        """What a row says, for fingerprints."""
+        """A row's content, for fingerprints."""
         if self.images is not None:
             return [self.images.pixels[row].tobytes()]
         return [text.encode() for text in (self.texts[row], *((self.pairs[row],) if self.pairs else ()))]

@@ -1,4 +1,4 @@
-"""Dealing things out by lot: shares that sum up, quotas by stratum, classes cut among clients."""
+"""Random division: whole numbers that sum to a total, quotas by stratum, the rows of classes divided among clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Floats = npt.NDArray[np.floating[Any]]
 
 
 def deal_by_class(random: np.random.Generator, strata: Ints, shares: Floats) -> Ints:
-    """Each class cut among the clients in the proportions of its own row of `shares`."""
+    """The client of each row: every class is divided among the clients in the proportions of its row of `shares`."""
     holders = np.empty(len(strata), np.int64)
     for stratum, proportions in enumerate(shares):
         members = random.permutation(np.flatnonzero(strata == stratum))
@@ -26,7 +26,7 @@ def deal_by_class(random: np.random.Generator, strata: Ints, shares: Floats) -> 
 
 
 def deal_by_client(random: np.random.Generator, strata: Ints, shares: Floats) -> Ints:
-    """Each client draws equally much, without replacement, from classes by its own row of `shares`."""
+    """The client of each row: all clients draw equally many, without replacement, with classes by their `shares`."""
     holders = np.empty(len(strata), np.int64)
     clients, classes = shares.shape
     left = sizes_of(strata, classes)
@@ -43,20 +43,20 @@ def deal_by_client(random: np.random.Generator, strata: Ints, shares: Floats) ->
 
 
 def draw_counts(random: np.random.Generator, total: int, shares: Floats, available: Ints) -> Ints:
-    """Counts of `total` draws by these shares, renormalised over what is not yet exhausted."""
+    """How many of `total` draws by these shares fall on each class; a class that is used up gets no more."""
     counts = np.zeros_like(available)
     while (missing := min(total, int(available.sum())) - int(counts.sum())) > 0:
         room = available - counts
         weights = np.where(room > 0, shares, 0.0)
         if not weights.sum() > 0:
-            # The draw put all its mass, to machine precision, on what is exhausted.
+            # The shares are zero, to machine precision, for every class that is not used up.
             weights = room.astype(np.float64)
         counts += np.minimum(room, random.multinomial(missing, weights / weights.sum()))
     return counts
 
 
 def allot(random: np.random.Generator, exact: Floats, total: int, room: Ints) -> Ints:
-    """Whole numbers that sum to `total`, by largest remainder, each below its room; ties fall at random."""
+    """Whole numbers near `exact` that sum to `total`, none above its `room`: largest remainder, ties at random."""
     counts = np.minimum(np.floor(exact).astype(np.int64), room)
     remainders = np.round(exact - counts, 9)
     order = np.lexsort((random.random(len(exact)), -remainders))
@@ -69,7 +69,7 @@ def allot(random: np.random.Generator, exact: Floats, total: int, room: Ints) ->
 
 
 def choose(random: np.random.Generator, strata: Ints, quotas: Ints, weights: Ints | None = None) -> Bools:
-    """At random in each stratum, units whose weights (of one) sum to no more than its quota."""
+    """A random choice in each stratum of units whose weights (default 1) sum to no more than its quota."""
     weights = np.ones_like(strata) if weights is None else weights
     shuffled = random.permutation(len(strata))
     order = shuffled[np.argsort(strata[shuffled], kind="stable")]
@@ -87,5 +87,5 @@ def strata_of(labels: Ints) -> tuple[Ints, Ints]:
 
 
 def sizes_of(strata: Ints, many: int) -> Ints:
-    """How often each of so many strata occurs."""
+    """How often each of the strata 0 to many - 1 occurs."""
     return np.bincount(strata, minlength=many).astype(np.int64)

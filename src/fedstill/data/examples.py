@@ -1,4 +1,4 @@
-"""Examples: some rows of a store of texts, images or numbers, which batches are cut from."""
+"""Examples: some rows of a store of texts, images or numbers, from which batches are made."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fedstill.data.corpus import Ints
 
 
 class Store(Protocol):
-    """Everything that a party reads, ready for its model."""
+    """All data of a party, in the form that its model reads."""
 
     @property
     def lengths(self) -> Ints:
-        """How much there is to compute for every row."""
+        """A measure of how much there is to compute for every row."""
 
     def batch(self, rows: Ints, training: bool = False) -> Mapping[str, Any]:
         """The model's input for those rows, as arrays or tensors; in training it may be varied at random."""
@@ -27,18 +27,18 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class TensorStore:
-    """Numbers made here, such as noise, under the name that the model's `forward` has for them."""
+    """Inputs that were computed, such as noise; `name` is their name in the model's `forward`."""
 
     name: str
     values: Tensor
 
     @cached_property
     def lengths(self) -> Ints:
-        """All the same."""
+        """The same for all rows."""
         return np.ones(len(self.values), np.int64)
 
     def batch(self, rows: Ints, training: bool = False) -> dict[str, Tensor]:
-        """Those rows of them."""
+        """The values of these rows."""
         return {self.name: self.values[torch.from_numpy(rows)]}
 
 
@@ -62,7 +62,7 @@ class Examples:
         return self.store.lengths[self.rows]
 
     def batch(self, picked: Tensor, device: torch.device, training: bool = False) -> dict[str, Tensor]:
-        """The model's input for those examples (numbered within these rows)."""
+        """The model's input for these examples (numbers count within `rows`)."""
         arrays = self.store.batch(self.rows[picked.numpy()], training)
         return {name: torch.as_tensor(array).to(device, non_blocking=True) for name, array in arrays.items()}
 

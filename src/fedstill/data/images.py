@@ -1,4 +1,4 @@
-"""The image store: pixels as bytes, memory-mapped; normalised when a batch is cut, shifted at random in training."""
+"""The image store: pixels as bytes, memory-mapped; normalised when a batch is made, shifted at random in training."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from fedstill.data.artefacts import cache_folder
 from fedstill.data.corpus import Images, Ints
 
 SHIFT = 1 / 14
-"""The farthest random shift, as a share of the image's size: two pixels of 28."""
+"""The largest random shift, as a share of the image's size: two pixels of 28."""
 
 
 @dataclass(frozen=True)
 class ImageStore:
-    """Images for a model: `pixels` with mean 0 and deviation 1 a channel, in training cropped at random."""
+    """Images for a model: every channel with mean 0 and standard deviation 1, in training cropped at random."""
 
     images: Images
 
@@ -38,17 +38,17 @@ class ImageStore:
             scale = json.loads((folder / "scale.json").read_text())
         except (OSError, ValueError) as error:
             raise FedstillError(
-                f"the image store {folder} is gone or broken: start the run again to make it anew."
+                f"the image store {folder} is missing or damaged: start the run again to make a new one."
             ) from error
         return cls(Images(pixels, tuple(scale["mean"]), tuple(scale["deviation"])))
 
     @cached_property
     def lengths(self) -> Ints:
-        """All the same."""
+        """The same for all rows."""
         return np.ones(len(self.images.pixels), np.int64)
 
     def batch(self, rows: Ints, training: bool = False) -> dict[str, Tensor]:
-        """Those images, normalised; in training each is a random crop of itself with an empty border."""
+        """These images, normalised; in training each is a random crop of the image with an empty border."""
         pixels = self.images.pixels[rows]
         if training:
             pixels = _cropped(pixels)
@@ -57,7 +57,7 @@ class ImageStore:
 
 
 def _cropped(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Every image moved by up to `SHIFT` in each direction; torch's generator draws, so that runs repeat."""
+    """Every image moved by up to `SHIFT` in each direction; drawn by torch's generator, so that runs are repeatable."""
     many, _, height, width = pixels.shape
     border = max(1, round(SHIFT * height))
     padded = np.pad(pixels, ((0, 0), (0, 0), (border, border), (border, border)))
@@ -70,7 +70,7 @@ def _cropped(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 def store_images(images: Images, key: str) -> Path:
-    """The folder of those images, made now or long ago; `key` is their fingerprint."""
+    """The folder of these images, made now unless it exists; `key` is their fingerprint."""
     folder = cache_folder() / "images" / key[:32]
     if (folder / "scale.json").exists():
         return folder
@@ -81,7 +81,7 @@ def store_images(images: Images, key: str) -> Path:
         (scratch / "scale.json").write_text(json.dumps({"mean": images.mean, "deviation": images.deviation}))
         try:
             os.replace(scratch, folder)
-        except OSError:  # another process was faster, with the same
+        except OSError:  # another process was faster and made the same store
             if not (folder / "scale.json").exists():
                 raise
     finally:

@@ -1,4 +1,4 @@
-"""A partition: who holds which rows, and what for. Disjoint, complete and seeded."""
+"""A partition: which client holds which rows, and for what purpose. Disjoint, complete and seeded."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class PartitionSpec(Settings):
     kind: Literal["domain", "dirichlet", "iid", "task_dirichlet"] = "domain"
     clients: int | None = Field(default=None, ge=1)
     alpha: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    """With task_dirichlet, 0 is a client a task."""
+    """With task_dirichlet, 0 means one client per task."""
     reading: Literal["class", "hsu"] = "class"
     public: float = Field(default=0.2, ge=0, lt=1)
     labelled_public: float = Field(default=0.0, ge=0, lt=1)
     public_share: float = Field(default=1.0, gt=0, le=1)
-    """Of the unlabelled public rows, how many are used; everything else stays as it is with all of them."""
+    """The share of the unlabelled public rows that is used; all other rows are the same for any share."""
     labelled_share: float = Field(default=1.0, gt=0, le=1)
     validation: float = Field(default=0.1, ge=0, lt=1)
     test: float = Field(default=0.1, ge=0, lt=1)
@@ -51,13 +51,13 @@ class PartitionSpec(Settings):
     @model_validator(mode="after")
     def _options_belong_to_the_kind(self) -> Self:
         for name, kinds in KINDS_WITH.items():
-            # A default passes: a resolved experiment writes out every option and must read back.
+            # Defaults are allowed: a resolved experiment writes every option and must be readable again.
             if self.kind not in kinds and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} belongs to kind {' or '.join(kinds)}, not to {self.kind}: leave it out")
         if self.alpha == 0 and self.kind != "task_dirichlet":
-            raise ValueError("alpha must be greater than 0; with kind task_dirichlet 0 means a client a task")
+            raise ValueError("alpha must be greater than 0; only with kind task_dirichlet, 0 means one client per task")
         if not self.is_by_domain and self.clients is None:
-            raise ValueError(f"kind {self.kind} needs clients: how many shall share the rows?")
+            raise ValueError(f"kind {self.kind} needs `clients:`, the number of clients that share the rows")
         return self
 
     @property
@@ -94,7 +94,7 @@ class Partition:
         return tuple(sorted(self.train))
 
     def check(self, rows: int) -> None:
-        """Raises unless rows 0 to rows - 1 are each assigned, or unused, exactly once."""
+        """Raise an error unless every row from 0 to rows - 1 is assigned, or unused, exactly once."""
         assigned = np.concatenate([array for key, array in self.to_arrays().items() if not key.startswith("counts/")])
         strange = assigned[(assigned < 0) | (assigned >= rows)]
         if len(strange):
@@ -106,11 +106,11 @@ class Partition:
             if wrong.any():
                 raise FedstillError(
                     f"The partition puts {wrong.sum()} of {rows} rows {what}, the first of them row {wrong.argmax()}: "
-                    "make it anew."
+                    "make a new one."
                 )
 
     def to_arrays(self) -> dict[str, Ints]:
-        """Everything as one flat mapping, with keys such as "train/automotive"; `from_arrays` undoes it."""
+        """The partition as one flat mapping, with keys such as "train/automotive"; `from_arrays` reads it."""
         arrays = {"public": self.public, "labelled": self.labelled, "unused": self.unused}
         for name in ("train", "validation", "test", "global_test"):
             arrays |= {f"{name}/{client}": rows for client, rows in getattr(self, name).items()}
@@ -125,7 +125,7 @@ class Partition:
             named.setdefault(name, {})[client] = arrays[key]
         missing = sorted({"train", "validation", "test", "public", "labelled", "unused"} - set(named))
         if missing:
-            raise FedstillError(f"The saved partition has no {', '.join(missing)}: make it anew.")
+            raise FedstillError(f"The saved partition has no {', '.join(missing)}: make a new one.")
         return cls(
             train=named["train"],
             validation=named["validation"],
@@ -144,7 +144,7 @@ def label_counts(corpus: Corpus, rows: Ints) -> Ints:
 
 
 def split(corpus: Corpus, spec: PartitionSpec, seed: int) -> Partition:
-    """The partition that this seed draws; every client has rows to train on, and no group crosses a split."""
+    """The partition that this seed draws; every client has rows to train on, and groups stay together."""
     units = units_of(corpus)
     _refuse_the_impossible(corpus, spec, units)
     clients = _client_names(corpus, spec)
@@ -187,7 +187,7 @@ def _refuse_the_impossible(corpus: Corpus, spec: PartitionSpec, units: Units) ->
     if spec.kind not in ("domain", "task_dirichlet"):
         return
     if corpus.domains is None:
-        lack = "no client a domain" if spec.kind == "domain" else "no task to deal"
+        lack = "no domain for a client" if spec.kind == "domain" else "no task to divide"
         raise FedstillError(
             f"Corpus {corpus.name} has no domains, so there is {lack}: name its `domain:` column, "
             "or use partition kind iid or dirichlet."
@@ -196,7 +196,7 @@ def _refuse_the_impossible(corpus: Corpus, spec: PartitionSpec, units: Units) ->
         return
     if spec.clients not in (None, len(corpus.domain_names)):
         raise FedstillError(
-            f"task_dirichlet with alpha 0 is a client a task, and {corpus.name} has {len(corpus.domain_names)} tasks, "
+            f"task_dirichlet with alpha 0 is one client per task; {corpus.name} has {len(corpus.domain_names)} tasks, "
             f"not {spec.clients}: leave `clients:` out, or set alpha above 0."
         )
     sizes = sizes_of(units.row_domains[usable[units.of_row]], len(corpus.domain_names))
@@ -211,7 +211,7 @@ def _refuse_the_impossible(corpus: Corpus, spec: PartitionSpec, units: Units) ->
 def _nothing_to_train_on(corpus: Corpus, spec: PartitionSpec, clients: tuple[str, ...], empty: list[str]) -> str:
     name, alpha = ("label_alpha", spec.label_alpha) if spec.kind == "domain" else ("alpha", spec.alpha)
     drawn = "" if alpha is None or spec.kind == "iid" else f", {name} {alpha:g}"
-    skewed = "use fewer clients, a larger alpha, more rows, or reading: hsu, which deals equal sizes"
+    skewed = "use fewer clients, a larger alpha, more rows, or reading: hsu, where all clients get equally many rows"
     advice = {
         "domain": "lower public, validation and test, raise label_alpha or rows_per_domain, or leave the domain out",
         "dirichlet": skewed,
@@ -249,7 +249,7 @@ def _gather(
 
 
 def _draw_holders(random: np.random.Generator, units: Units, roles: Ints, spec: PartitionSpec, clients: int) -> Ints:
-    """The client of every unit that a client holds; the others get -1."""
+    """The client of every unit; -1 for units that no client holds."""
     holders = np.full(len(roles), -1, np.int64)
     parts = [np.flatnonzero(roles == role) for role in (Role.TRAIN, Role.VALIDATION, Role.TEST)]
     held = np.concatenate(parts)

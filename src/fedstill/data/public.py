@@ -1,4 +1,4 @@
-"""Public samples from another corpus: text that everybody may see, whatever its labels were."""
+"""Public samples from another corpus: texts that all parties may see; their labels are not used."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fedstill.data.partition import Partition
 
 
 class PublicSpec(Settings):
-    """A corpus as `corpus:` names one, and how much of it is public; its labels are never read."""
+    """A corpus, named as in `corpus:`, and how much of it is public; its labels are never read."""
 
     corpus: CorpusSpec
     rows: int | None = Field(default=None, ge=1)
-    """At most so many, drawn at random."""
+    """The most rows to use; they are drawn at random."""
     only: list[str] | None = None
-    """These domains of it."""
+    """The domains to use; None: all."""
 
     @model_validator(mode="before")
     @classmethod
@@ -38,12 +38,12 @@ class PublicSpec(Settings):
 
 
 def with_public(corpus: Corpus, parts: Partition, spec: PublicSpec, seed: int) -> tuple[Corpus, Partition]:
-    """The corpus with another one's texts behind its own, and the partition with those as its public rows.
+    """The corpus with the texts of another one appended, and the partition with these as its public rows.
 
-    The public rows that the partition had set aside go unused, so that the private ones are the same either way.
+    The public rows that the partition drew are left unused, so that the private rows are the same either way.
     """
     if corpus.images is not None:
-        raise FedstillError(f"public: {corpus.name} holds images; set rows of its own apart with `partition.public`.")
+        raise FedstillError(f"public: {corpus.name} holds images; use some of its own rows with `partition.public`.")
     other = load_public(spec.corpus)
     if (corpus.pairs is None) != (other.pairs is None):
         raise FedstillError(
@@ -84,7 +84,7 @@ def _in_domains(other: Corpus, only: list[str] | None) -> Ints:
 
 
 def _keys(corpus: Corpus, rows: Ints) -> list[str]:
-    """Texts up to case and spacing, as the corpus groups them."""
+    """The texts without differences of case and spacing, as a corpus groups them."""
     pairs = corpus.pairs or [""] * len(corpus)
     return [normalised(corpus.texts[row], pairs[row]) for row in rows]
 

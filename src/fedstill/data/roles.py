@@ -1,4 +1,4 @@
-"""What each row is for, drawn by lot: training, validation, the tests, the public set, or nothing."""
+"""The role of each row, drawn at random: training, validation, the tests, the public set, or unused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Role(IntEnum):
-    """What a row is for."""
+    """What a row is used for."""
 
     TRAIN = 0
     VALIDATION = 1
@@ -29,7 +29,10 @@ class Role(IntEnum):
 
 @dataclass(frozen=True)
 class Units:
-    """What is dealt: the rows of a group, its held-out rows apart. Label and domain are those of the first row."""
+    """Rows that stay together: those of one group, but held-out rows are a separate unit.
+
+    A unit has the label and the domain of its first row.
+    """
 
     of_row: Ints
     row_domains: Ints
@@ -37,7 +40,7 @@ class Units:
     domains: Ints
     held_out: Bools
     leaking: Bools
-    """Not held out, but of a group that has held-out rows."""
+    """Units that are not held out, but whose group has held-out rows."""
 
     def rows(self, chosen: Bools) -> int:
         """How many rows the chosen units have."""
@@ -45,7 +48,7 @@ class Units:
 
 
 def units_of(corpus: Corpus) -> Units:
-    """What there is to deal."""
+    """The units of a corpus."""
     rows = len(corpus)
     domains = np.zeros(rows, np.int64) if corpus.domains is None else corpus.domains
     held_out = np.zeros(rows, np.bool_) if corpus.held_out is None else corpus.held_out
@@ -66,10 +69,10 @@ def draw_roles(random: np.random.Generator, units: Units, spec: PartitionSpec) -
     """A role for every unit, and how many rows are unused, by reason."""
     kept = ~units.held_out & ~units.leaking
     skewed = kept if spec.label_alpha is None else _keep_label_shares(random, units, kept, spec.label_alpha)
-    # The cap comes second so that a skewed domain still fills it.
+    # The limit on rows comes second, so that a skewed domain can still reach it.
     capped = skewed if spec.rows_per_domain is None else _keep_rows(random, units, skewed, spec.rows_per_domain)
     roles = np.where(units.held_out, Role.TEST, Role.UNUSED).astype(np.int64)
-    # Where domains matter, each gives its share of every role.
+    # Where domains matter, the roles are drawn in each domain separately.
     homes = units.domains if spec.kind in ("domain", "task_dirichlet") else np.zeros_like(units.domains)
     for home in np.unique(homes[capped]):
         members = np.flatnonzero(capped & (homes == home))
@@ -114,7 +117,7 @@ def _keep_rows(random: np.random.Generator, units: Units, kept: Bools, limit: in
 
 
 def _roles_of_pool(random: np.random.Generator, labels: Ints, spec: PartitionSpec, held_out: int | None) -> Ints:
-    """Roles for units that are divided together; `held_out` test units stand in for the test fraction."""
+    """Roles for units that are divided together; if there are `held_out` units, no other test units are drawn."""
     strata, sizes = strata_of(labels)
     pool = _Pool(random, strata, np.full(len(labels), Role.TRAIN, np.int64))
     global_size = 0
@@ -130,7 +133,7 @@ def _roles_of_pool(random: np.random.Generator, labels: Ints, spec: PartitionSpe
         test = global_size / max(1, rest.sum())
     pool.move_fraction(Role.TRAIN, Role.TEST, test, rest)
     pool.move_fraction(Role.TRAIN, Role.VALIDATION, spec.validation, rest)
-    # A generator of its own: with fewer public rows the private ones must stay the same.
+    # With its own generator, because the private rows must not depend on the number of public rows.
     spare = _Pool(random.spawn(1)[0], strata, pool.roles)
     for role, share in ((Role.PUBLIC, spec.public_share), (Role.LABELLED, spec.labelled_share)):
         if share < 1:
@@ -139,7 +142,7 @@ def _roles_of_pool(random: np.random.Generator, labels: Ints, spec: PartitionSpe
 
 
 def _global_test_size(units: int, spec: PartitionSpec) -> int:
-    """As many as the client's own test will have, to within one, of what the global test leaves."""
+    """The size at which the global test and the client's own test, drawn from the rest, are equal to within one."""
 
     def client_test(left: int) -> int:
         return round(spec.test * (left - round(spec.public * left)))
@@ -151,7 +154,7 @@ def _global_test_size(units: int, spec: PartitionSpec) -> int:
 
 @dataclass(frozen=True)
 class _Pool:
-    """Units on their way to their roles, with the stratum of each."""
+    """Units with the stratum and the present role of each."""
 
     random: np.random.Generator
     strata: Ints
@@ -162,11 +165,11 @@ class _Pool:
         return sizes_of(self.strata[self.roles == role], int(self.strata.max()) + 1)
 
     def move(self, source: Role, target: Role, quotas: Ints) -> None:
-        """From one role to another, as many of each stratum as its quota says."""
+        """Change the role of random units, in each stratum as many as its quota."""
         members = np.flatnonzero(self.roles == source)
         self.roles[members[choose(self.random, self.strata[members], quotas)]] = target
 
     def move_fraction(self, source: Role, target: Role, fraction: float, sizes: Ints) -> None:
-        """As many units as this fraction of all strata, rounded; of each stratum its share, within one."""
+        """Change the role of this fraction of all units, rounded; in each stratum its share, to within one."""
         total = round(fraction * int(sizes.sum()))
         self.move(source, target, allot(self.random, fraction * sizes, total, self.sizes(source)))

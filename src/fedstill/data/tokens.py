@@ -1,4 +1,4 @@
-"""The token store: each text is tokenised once per tokenizer, into flat arrays that batches are cut from.
+"""The token store: each text is tokenised once per tokenizer, into flat arrays from which batches are made.
 
 A store is a folder of three arrays (ids, offsets, and token types for pairs), named by its content and memory-mapped,
 so that worker processes share one copy.
@@ -25,32 +25,32 @@ from fedstill.data.artefacts import cache_folder
 from fedstill.data.corpus import Ints
 
 Encoded = tuple[npt.NDArray[np.int32], Ints, npt.NDArray[np.uint8] | None]
-"""ids of all texts one after the other, where each text starts (and the end), token types or None."""
+"""The ids of all texts in one array, where each text starts (and the last one ends), token types or None."""
 
 
 class Tokenizer(Protocol):
-    """What turns text into numbers; private to a party."""
+    """Turns text into ids; each party has its own."""
 
     pad_id: int
 
     @property
     def vocabulary(self) -> int:
-        """How many different numbers there are."""
+        """The number of different ids."""
 
     @property
     def fingerprint(self) -> str:
-        """Changes when the numbers would."""
+        """Different for tokenizers that give different ids."""
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int) -> Encoded:
-        """Every text (or pair) cut to `max_length` numbers, special tokens included."""
+        """The ids of every text (or pair), at most `max_length` each with special tokens."""
 
     def save(self, folder: Path) -> None:
-        """Write what is needed to load it again."""
+        """Write the files that are needed to load it again."""
 
 
 @dataclass
 class TokenStore:
-    """Tokenised texts as flat arrays; `batch` cuts any rows out of them without a Python loop over tokens."""
+    """Tokenised texts as flat arrays; `batch` reads any rows of them without a Python loop over tokens."""
 
     ids: npt.NDArray[np.int32]
     offsets: Ints
@@ -63,11 +63,13 @@ class TokenStore:
         """A store that `store_tokens` made, memory-mapped."""
         arrays = _read(folder)
         if arrays is None:
-            raise FedstillError(f"the token store {folder} is gone or broken: start the run again to make it anew.")
+            raise FedstillError(
+                f"the token store {folder} is missing or damaged: start the run again to make a new one."
+            )
         return cls(*arrays)
 
     def pad_as(self, pad_id: int, pads_left: bool) -> None:
-        """Pad as this model wants it."""
+        """Set how the model needs its batches padded."""
         self.pad_id, self.pads_left = pad_id, pads_left
 
     def __len__(self) -> int:
@@ -75,11 +77,11 @@ class TokenStore:
 
     @cached_property
     def lengths(self) -> Ints:
-        """Tokens of every text."""
+        """The number of tokens of every text."""
         return np.diff(self.offsets)
 
     def batch(self, rows: Ints, training: bool = False) -> dict[str, npt.NDArray[np.int64]]:
-        """ids, mask and types of those texts, padded to the longest of them; the same in training."""
+        """The ids, mask and types of these texts, padded to the longest of them; the same in training."""
         starts, lengths = self.offsets[rows], self.lengths[rows]
         width = max(1, int(lengths.max()))
         columns = np.arange(width)[None, :]
@@ -99,7 +101,7 @@ class TokenStore:
 def store_tokens(
     tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int, key: str
 ) -> Path:
-    """The folder of those texts' tokens, made now or long ago; `key` is a fingerprint of the texts."""
+    """The folder of these texts' tokens, made now unless it exists; `key` is a fingerprint of the texts."""
     name = hashlib.sha256(f"1/{tokenizer.fingerprint}/{max_length}/{key}".encode()).hexdigest()[:32]
     folder = cache_folder() / "tokens" / name
     arrays = _read(folder)
@@ -109,7 +111,7 @@ def store_tokens(
 
 
 def _read(folder: Path) -> Encoded | None:
-    """The arrays of a store, or None where there is no whole one."""
+    """The arrays of a store, or None where it is missing or incomplete."""
     try:
         ids, offsets = (open_memmap(folder / f"{name}.npy", mode="r") for name in ("ids", "offsets"))
         types = open_memmap(folder / "types.npy", mode="r") if (folder / "types.npy").exists() else None
@@ -121,7 +123,7 @@ def _read(folder: Path) -> Encoded | None:
 
 
 def _write(folder: Path, encoded: Encoded) -> None:
-    """Write a store so that it is there whole or not at all."""
+    """Write a store completely or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
     try:
@@ -130,7 +132,7 @@ def _write(folder: Path, encoded: Encoded) -> None:
                 np.save(scratch / f"{name}.npy", array)
         try:
             os.replace(scratch, folder)
-        except OSError:  # something is there: another process's store, which is the same, or a broken one
+        except OSError:  # the folder exists: another process's store, which is the same, or a damaged one
             if _read(folder) is None:
                 shutil.rmtree(folder)
                 os.replace(scratch, folder)

@@ -1,4 +1,4 @@
-"""Features: what a model's last linear layer sees of a row."""
+"""Features: the input of a model's last linear layer, one vector per row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedstill.learning.predict import forward, predict
 
 
 def last_linear(module: nn.Module) -> nn.Linear:
-    """The linear layer that was defined last, which in classifiers is the head's."""
+    """The linear layer that was defined last; in a classifier that is the head."""
     found = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
     if not found:
         raise FedstillError(
@@ -27,7 +27,7 @@ def features(module: nn.Module, data: Examples, precision: Precision = "fp32") -
 
 
 class _Features(nn.Module):
-    """A model that answers with its features, so that batches, modes and devices are prediction's."""
+    """A model that returns its features instead of logits, so that `predict` can be used as it is."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -43,6 +43,6 @@ class _Features(nn.Module):
             hook.remove()
         if len(entered) != 1 or entered[0].ndim != 2:
             raise FedstillError(
-                f"{type(self.module).__name__} has no features: its last linear layer does not see one vector a row."
+                f"{type(self.module).__name__} has no features: its last linear layer does not get one vector per row."
             )
         return entered[0]

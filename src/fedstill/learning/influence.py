@@ -1,4 +1,4 @@
-"""How much a sample's label moves another loss through one step of the model that learns from it."""
+"""Influence: how much one step on a sample's label changes the model's loss on other rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedstill.learning.predict import forward
 
 @dataclass(frozen=True)
 class Moment:
-    """A phase as it stands before a step: enough to look at the step again."""
+    """The state of a phase before a step: what is needed to compute that step again."""
 
     phase: Phase
     theta: Mapping[str, Tensor]
@@ -32,12 +32,12 @@ class Moment:
 
     @classmethod
     def of(cls, phase: Phase) -> Moment:
-        """Now; costs a copy of the parameters in memory."""
+        """The phase's state now; copies the parameters."""
         theta = {name: value.detach().clone() for name, value in phase.model.named_parameters()}
         return cls(phase, theta, phase.stream.copy(), phase.current_rate)
 
     def influence(self, rows: Tensor, direction: Mapping[str, Tensor]) -> Tensor:
-        """S_bc = <grad log p_bc(theta), v>, [B, C]: one forward pass with the dropout masks of the step itself."""
+        """S_bc = <grad log p_bc(theta), v>, [B, C], in one forward pass with the dropout masks of the step."""
         phase = self.phase
         batch = phase.data.batch(rows, phase.device)
 
@@ -48,7 +48,7 @@ class Moment:
         try:
             with self.stream.copy()(), differentiable():
                 influence: Tensor = jvp(log_probabilities, (dict(self.theta),), (dict(direction),))[1]
-        except NotImplementedError as error:  # a GRU on a GPU, or a layer of the user's own
+        except NotImplementedError as error:  # a GRU on a GPU, or a user's layer
             where = f"{type(phase.model).__name__} has a layer without a forward derivative on {phase.device.type}"
             raise FedstillError(
                 f"{where} ({error}); use another server model, `device: cpu`, or `feedback: loss_diff`."
@@ -57,14 +57,14 @@ class Moment:
 
 
 class _With(nn.Module):
-    """A model with other parameters."""
+    """A model that computes with other parameters than its own."""
 
     def __init__(self, model: nn.Module, theta: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.parts = (model, dict(theta))  # in a tuple, so that nothing is registered
+        self.parts = (model, dict(theta))  # in a tuple, so that torch does not register a submodule
 
     def forward(self, **batch: Tensor) -> Any:
-        """What the model returns with them."""
+        """The model's output with these parameters."""
         model, theta = self.parts
         return functional_call(model, theta, (), batch)
 
@@ -83,6 +83,6 @@ def gradient(model: nn.Module, data: Labelled, device: torch.device) -> dict[str
 
 @contextmanager
 def differentiable() -> Iterator[None]:
-    """Only kernels with all derivatives; the step itself must use them too, or its dropout masks are others."""
+    """Use only kernels that have forward derivatives; the step needs them too, or its dropout masks would differ."""
     with switched_off(), sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
         yield

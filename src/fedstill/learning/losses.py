@@ -1,7 +1,7 @@
-"""Losses, each a value a sample: the loop takes means, reports them by class, and weighs them.
+"""Losses, each with one value per sample: the training loop takes means, reports them by class, and weights them.
 
-A distillation loss compares the student's logits with a teacher's logits. Traps 1 and 3 of the papers live here:
-`mse` equals the infinite-temperature limit of `kl` only for logits with zero mean over classes (`center_logits`).
+A distillation loss compares the student's logits with a teacher's logits. Note that `mse` equals the
+infinite-temperature limit of `kl` only for logits with zero mean over classes (`center_logits`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""(student logits [B, C], targets [B] or [B, C]) -> a loss a sample [B]."""
+"""(student logits [B, C], targets [B] or [B, C]) -> one loss per sample [B]."""
 
 Distillation = Literal["kl", "soft_ce", "mse", "l1", "hard"]
 
@@ -26,7 +26,7 @@ def ce(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def task_ce(logits: Tensor, labels: Tensor, label_tasks: Tensor) -> Tensor:
-    """Cross-entropy among the labels of the row's own task: a head a task."""
+    """Cross-entropy among the labels of the row's own task, as if every task had its own head."""
     return ce(within_task(logits, label_tasks[labels], label_tasks), labels)
 
 
@@ -51,7 +51,7 @@ def soft_ce(logits: Tensor, teacher: Tensor) -> Tensor:
 
 
 def kl(logits: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
-    """KL(s(teacher/T) || s(logits/T)) T^2, the teacher first."""
+    """KL(s(teacher/T) || s(logits/T)) T^2, where s is softmax."""
     student, target = (logits / temperature).log_softmax(-1), (teacher / temperature).log_softmax(-1)
     return F.kl_div(student, target, reduction="none", log_target=True).sum(-1) * temperature**2
 
@@ -83,9 +83,10 @@ def distillation(name: Distillation, temperature: float = 1.0, center_logits: bo
 
 
 def joint(loss: Loss) -> Loss:
-    """Teacher and truth in one phase: targets are a teacher's logits and, in a last column, the label or -1.
+    """A loss for learning from a teacher and from labels in one phase.
 
-    A sample with a label takes the cross-entropy with it, the others take `loss` to the teacher.
+    Targets are the teacher's logits and, in a last column, the label or -1. A sample with a label has the cross-entropy
+    with it as its loss, the others have `loss` to the teacher.
     """
     return partial(_joint, loss=loss)
 

@@ -1,4 +1,4 @@
-"""Task metrics, one function each, from confusion matrices alone; so that a bootstrap scores all resamples at once."""
+"""Task metrics, one function each, of confusion matrices only, so that a bootstrap scores all resamples at once."""
 
 from collections.abc import Callable
 
@@ -9,20 +9,20 @@ from scipy.sparse import csr_array
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Confusion = NDArray[np.number]
-"""[..., C, C] counts: a true class a row, a predicted class a column."""
+"""[..., C, C] counts: rows are true classes, columns are predicted classes."""
 
 Metric = Callable[[Confusion], Floats]
 
 
 def weighted_f1(confusion: Confusion) -> Floats:
-    """F1 of every class, weighted by how often it is true; 0 for a class without rows and predictions."""
+    """The mean of the classes' F1, weighted by their true rows; a class without rows and predictions has F1 0."""
     true = confusion.sum(-1)
     weighted: Floats = (_f1_by_class(confusion) * true).sum(-1) / true.sum(-1)
     return weighted
 
 
 def macro_f1(confusion: Confusion) -> Floats:
-    """The plain mean of the classes' F1, of those nobody has and nobody predicts too."""
+    """The unweighted mean of the classes' F1, over all classes, also those without rows and predictions."""
     mean: Floats = _f1_by_class(confusion).mean(-1)
     return mean
 
@@ -45,7 +45,7 @@ def matthews(confusion: Confusion) -> Floats:
 
 
 def positive_f1(confusion: Confusion) -> Floats:
-    """F1 of class 1 of two, which is GLUE's F1; 0 where nobody has it and nobody predicts it."""
+    """F1 of class 1 of two classes, which is GLUE's F1; 0 where class 1 has no rows and no predictions."""
     if confusion.shape[-1] != 2:
         raise ValueError(f"F1 of the positive class is for two classes, not for {confusion.shape[-1]}")
     return _f1_by_class(confusion)[..., 1]
@@ -74,7 +74,7 @@ def resampled(
     """The metric of every resample; `counts[r, i]` says how often row i was drawn in resample r."""
     _check(labels, predictions, classes)
     cells = labels * classes + predictions
-    # Sparse, because a row counts in one of the C * C cells.
+    # Sparse, because each row is counted in only one of the C * C cells.
     indicators = csr_array((np.ones(len(cells)), cells, np.arange(len(cells) + 1)), (len(cells), classes * classes))
     confusions: Floats = np.asarray(counts, dtype=np.float64) @ indicators
     return metric(confusions.reshape(-1, classes, classes))
@@ -85,7 +85,7 @@ def _hits(confusion: Confusion) -> Confusion:
 
 
 def _f1_by_class(confusion: Confusion) -> Floats:
-    # The hits are zero wherever the sum is, so dividing by one there is scikit-learn's zero_division=0.
+    # Where the sum is zero the hits are zero too, so dividing by one there gives scikit-learn's zero_division=0.
     f1: Floats = 2.0 * _hits(confusion) / np.maximum(confusion.sum(-1) + confusion.sum(-2), 1)
     return f1
 

@@ -1,4 +1,4 @@
-"""Two models that learn from the same batches, and from each other."""
+"""Mutual learning: two models that learn from the same batches and from each other."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from fedstill.learning.precision import autocast, full
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model says of a batch, and where it shows them, the states and attentions of its layers."""
+    """A model's logits for a batch and, where it returns them, its layers' hidden states and attentions."""
 
     logits: Tensor
     hidden: tuple[Tensor, ...] = ()
     attentions: tuple[Tensor, ...] = ()
 
     def held(self) -> Outputs:
-        """The same as constants."""
+        """The same values as constants, without gradients."""
         hidden, attentions = (tuple(x.detach() for x in values) for values in (self.hidden, self.attentions))
         return Outputs(self.logits.detach(), hidden, attentions)
 
 
 @dataclass(frozen=True)
 class Learner:
-    """A model in its phase, and its loss on labelled rows."""
+    """A phase, which has the model, and the loss on labelled rows."""
 
     phase: Phase
     loss: Loss
 
 
 def shows_layers(module: nn.Module) -> bool:
-    """Whether the model can show hidden states and attentions: Hugging Face's encoders can."""
+    """Whether the model can return hidden states and attentions: Hugging Face's encoders can."""
     return hasattr(module, "set_attn_implementation")
 
 
 def learn_mutually(
     teacher: Learner, student: Learner, labels: Tensor, weights: Tensor | None = None, watch: Watch | None = None
 ) -> list[tuple[float, float]]:
-    """All epochs of both phases on the student's data, in its order; the mean losses of both by epoch."""
+    """Run all epochs of both phases on the student's batches; the mean losses (teacher's, student's) of every epoch."""
     phase, means = student.phase, list[tuple[float, float]]()
     labels = labels.to(phase.device)
     weights = None if weights is None else weights.to(phase.device)
@@ -96,9 +96,9 @@ def mutual_losses(
     mask: Tensor | None = None,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """CE_t + [KL(p_s || p_t) + layers]/(CE_t + CE_s), and with the roles exchanged (FedKD of Wu 2022).
+    """CE_t + [KL(p_s || p_t) + layers]/(CE_t + CE_s), and the same with the roles exchanged (FedKD, Wu 2022).
 
-    The other model's outputs and the denominator are constants to each: our reading.
+    For each model the other's outputs and the denominator are constants: that is our interpretation.
     """
     own = [_mean(each, weights) for each in (teacher_ce, student_ce)]
     denominator = (own[0] + own[1]).detach().clamp(min=torch.finfo(torch.float32).tiny)
@@ -111,9 +111,9 @@ def mutual_losses(
 
 
 def layer_distance(one: Outputs, other: Outputs, one_is_teacher: bool, mask: Tensor | None) -> Tensor:
-    """The mean squared distance of hidden states plus that of attentions, means over layers, padding left out.
+    """Mean squared distance of hidden states plus that of attentions, averaged over layers, without padding.
 
-    The teacher's layers are spread evenly over the student's: of L_t, number ceil(i L_t / L_s) for the student's i.
+    The student's layer i of L_s is compared with the teacher's layer ceil(i L_t / L_s) of L_t.
     """
     teacher, student = (one, other) if one_is_teacher else (other, one)
     total = one.logits.new_zeros(())
@@ -147,7 +147,7 @@ def _outputs(phase: Phase, batch: dict[str, Tensor], with_layers: bool) -> Outpu
         return Outputs(full(output))
     if not with_layers:
         return Outputs(full(output.logits))
-    # The first hidden state is the embeddings': it is no layer's.
+    # The first hidden state is the embedding's output, not a layer's.
     return Outputs(full(output.logits), tuple(output.hidden_states[1:]), tuple(output.attentions or ()))
 
 
@@ -157,7 +157,7 @@ def _mean(each: Tensor, weights: Tensor | None) -> Tensor:
 
 @contextmanager
 def _eager(module: Any) -> Iterator[None]:
-    """Inside, the model computes attentions that can be seen; outside, in its quicker way."""
+    """Inside, the model uses its slower attention, which can return the attention weights."""
     before = module.config._attn_implementation
     module.set_attn_implementation("eager")
     try:

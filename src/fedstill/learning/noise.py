@@ -1,8 +1,8 @@
 """Inputs that a model is sure about, made from noise: gradient descent on the input until the entropy is low.
 
-Batches of several models of one architecture can be taken together (`torch.func`), which pays where a small model
-leaves the device idle: on a GPU, and not on a CPU (benchmarks/README.md). Every input has its own Adam state and every
-batch stops on its own, so up to rounding what comes out does not depend on what was computed beside it.
+Batches of several models of one architecture can be computed together (`torch.func`), which is faster where one small
+model leaves the device idle: on a GPU, not on a CPU (benchmarks/README.md). Every input has its own Adam state and
+every batch stops on its own, so apart from rounding a result does not depend on what is computed together with it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8
 
 @dataclass(frozen=True)
 class Descent:
-    """How noise becomes input: Adam at this rate, until the mean entropy is at most the target or steps are used up.
+    """How noise becomes input: Adam at this rate, until the mean entropy is at most `target` or `steps` are done.
 
-    Where classes are wished for, the cross-entropy with them must be as low: noise may be sure of another class.
+    Where classes are given, the cross-entropy with them must be that low too: a model may be sure of a wrong class.
     """
 
     target: float = 0.01
@@ -33,12 +33,12 @@ class Descent:
     rate: float = 0.1
     batch: int = 64
     together: int = 20
-    """Batches that are computed at once."""
+    """How many batches are computed at once."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some noise of one model, and the classes that it shall become where that is wished for."""
+    """Noise for one model and, optionally, the class that each input should become."""
 
     parameters: Mapping[str, Tensor]
     values: Tensor
@@ -49,7 +49,7 @@ Outputs = Callable[[Tensor], Tensor]
 
 
 def make_sure(module: nn.Module, name: str, batches: Sequence[Batch], how: Descent, stacked: bool) -> list[Tensor]:
-    """The values of every batch after the descent; `module`, in eval mode, lends its architecture."""
+    """The values of every batch after the descent; `module`, in eval mode, is used only for its architecture."""
     made: list[Tensor] = []
     for start in range(0, len(batches), how.together if stacked else 1):
         part = batches[start : start + (how.together if stacked else 1)]
@@ -86,7 +86,7 @@ def _classes(batches: Sequence[Batch], values: Tensor) -> Tensor | None:
 
 
 def _loss(logits: Tensor, classes: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What is descended, summed over samples so that no sample's slope depends on the others, and what must be low."""
+    """The loss, summed over samples so that their gradients are independent; and each sample's value to bring down."""
     entropies = entropy(logits.softmax(-1))
     if classes is None:
         return entropies.sum(), entropies.detach()
@@ -95,14 +95,14 @@ def _loss(logits: Tensor, classes: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 Slope = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
-"""(values, classes) of all batches -> the gradients with respect to the values, and what must become low."""
+"""(values, classes) of all batches -> the gradients with respect to the values, and the values to bring down."""
 
 
 def _stacked_slopes(module: nn.Module, name: str, batches: Sequence[Batch]) -> Slope:
     stack = {
-        key: torch.stack([batch.parameters[key].to(value) for batch in batches])  # they may come in half the bytes
+        key: torch.stack([batch.parameters[key].to(value) for batch in batches])  # they may come in 16 bits
         for key, value in module.state_dict().items()
-        # A table of words is not looked at where embeddings are given, and would be most of the stack.
+        # The word embeddings are not used where embeddings are the input, and would be most of the stack.
         if not (name == "inputs_embeds" and key == "embedding.weight") and value.is_floating_point()
     }
 

@@ -36,7 +36,7 @@ OptimiserName = Literal["adamw", "adafactor", "sgd"]
 
 
 class PhaseSettings(Settings):
-    """How a phase learns. A rate of None is the default of the model's family."""
+    """How a phase learns. A rate of None means the default rate of the model's family."""
 
     epochs: int = Field(3, ge=0)
     batch: int = Field(32, ge=1)
@@ -66,9 +66,9 @@ class EpochLosses:
 
 @dataclass(frozen=True)
 class Passes:
-    """How often a batch goes through the model, each time with dropout of its own, and past whom besides.
+    """Several passes of each batch: through the model, each with its own dropout, and once through a teacher, if any.
 
-    With these a loss is given the logits of all passes, [student passes and then the teacher's, batch, classes].
+    The loss then gets the logits of all passes, [student passes, then the teacher's, batch, classes].
     """
 
     student: int = 1
@@ -77,7 +77,7 @@ class Passes:
     before_epoch: Callable[[], object] | None = None
 
     def logits(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        """Of every pass over the batch."""
+        """The logits of every pass over the batch."""
         many = len(next(iter(batch.values())))
         repeated = {name: torch.cat([value] * self.student) for name, value in batch.items()}
         logits = forward(model, repeated)
@@ -92,8 +92,8 @@ class Passes:
 def optimiser(
     settings: PhaseSettings, rate: float, parameters: list[nn.Parameter], is_fused: bool = True
 ) -> torch.optim.Optimizer:
-    """The optimiser of a phase; fused, unless told otherwise, where torch has it."""
-    fused = True if is_fused else None  # None: torch's own choice, which is several passes over the numbers
+    """The optimiser of a phase; by default torch's fused version, where there is one."""
+    fused = True if is_fused else None  # None: torch chooses, and takes several passes over the parameters
     if settings.optimiser == "adamw":
         return torch.optim.AdamW(parameters, lr=rate, weight_decay=settings.weight_decay, fused=fused)
     if settings.optimiser == "sgd":
@@ -104,7 +104,7 @@ def optimiser(
 
 
 def share_of_rate(settings: PhaseSettings, step: int, steps: int) -> float:
-    """The factor on the rate at that step (from 0) of a phase of so many steps."""
+    """The factor on the rate at a step (counted from 0) of a phase of `steps` steps."""
     warm = math.ceil(settings.warmup * steps)
     if step < warm:
         return (step + 1) / warm
@@ -189,7 +189,7 @@ class Phase:
         until: Callable[[], bool] | None = None,
         passes: Passes | None = None,
     ) -> EpochLosses:
-        """All epochs of the phase on (data, targets), in an order drawn anew every epoch; or fewer, `until` true."""
+        """Run all epochs on (data, targets), shuffled every epoch; stop after an epoch for which `until()` is true."""
         if len(targets) != len(self.data):
             raise FedstillError(f"{len(targets)} targets for {len(self.data)} samples: they must be as many.")
         if until is None and passes is None and (quick := card.learn(self, targets, loss, class_weights)) is not None:
@@ -231,10 +231,10 @@ class Phase:
     def _own_words(
         self, passes: Passes | None
     ) -> Iterator[tuple[Examples, Callable[[], AbstractContextManager[None]]]]:
-        """Inside, the model may know only the words of the data given; within the context also given, all again."""
+        """Inside, the model may have only the data's words; gives the data to use, and a context with all words."""
         settings = self.settings
         others_stay = settings.optimiser in ("adamw", "sgd") and settings.weight_decay == 0 and self.taken == 0
-        is_alone = passes is None or passes.teacher is None  # a teacher reads the same numbers
+        is_alone = passes is None or passes.teacher is None  # a teacher gets the same ids, so they must not change
         shrunk = shrink(self.model, self.data) if fast_of(self.model).vocabulary and others_stay and is_alone else None
         if shrunk is None:
             yield self.data, nullcontext
@@ -245,7 +245,7 @@ class Phase:
 
 
 class _Tally:
-    """Sums of losses over an epoch, kept on the device so that no step waits for them."""
+    """Sums of losses over an epoch, kept on the device so that no step waits for a copy."""
 
     def __init__(self, device: torch.device) -> None:
         self.samples = 0
@@ -269,7 +269,7 @@ class _Tally:
 
 
 def class_weights(labels: Tensor, classes: int) -> Tensor:
-    """Weights that give every class that occurs the same say: n / (classes that occur * n_c), 0 for the others."""
+    """Weights that make all classes that occur count the same: n / (classes that occur * n_c), 0 for the others."""
     counts = torch.bincount(labels, minlength=classes).float()
     present = counts > 0
     return torch.where(present, len(labels) / (present.sum() * counts.clamp(min=1)), torch.zeros(()))

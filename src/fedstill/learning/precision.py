@@ -1,4 +1,4 @@
-"""Which number format a step computes in: fp32 on a CPU, bf16 autocast on a GPU, unless told otherwise."""
+"""The number format that a step computes in: by default fp32 on a CPU and bf16 autocast on a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Precision = Literal["fp32", "bf16"]
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is the first GPU where there is one."""
+    """The device of that name; `auto` is the first GPU, or the CPU where there is none."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -34,24 +34,24 @@ def choose_precision(name: Literal["auto", "fp32", "bf16"], device: torch.device
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
-    """Autocast to bf16 with fp32 master weights, or nothing."""
+    """Autocast to bf16 with fp32 master weights; for fp32, no change."""
     if precision == "bf16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return nullcontext()
 
 
 def full(logits: Tensor) -> Tensor:
-    """Logits that autocast made narrow, wide enough for a loss."""
+    """16-bit logits as float32, which a loss needs; others unchanged."""
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
 
 def has_recurrence(module: nn.Module) -> bool:
-    """Whether it has recurrent layers."""
+    """Whether the module has recurrent layers."""
     return any(isinstance(layer, nn.RNNBase) for layer in module.modules())
 
 
 def input_gradients(*modules: nn.Module) -> AbstractContextManager[object]:
-    """Inside, gradients reach a model's inputs in eval mode: cuDNN's recurrent layers have none there."""
+    """Inside, a model in eval mode has gradients with respect to its inputs, which cuDNN's recurrent layers lack."""
     if any(map(has_recurrence, modules)) and torch.cuda.is_available():
         return torch.backends.cudnn.flags(enabled=False)
     return nullcontext()

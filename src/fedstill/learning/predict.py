@@ -1,4 +1,4 @@
-"""Prediction: eval mode, sorted by length so that little is padding, answers in the order asked."""
+"""Prediction: in eval mode, in batches of similar length for little padding, results in the data's order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def forward(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 
 def predict(model: nn.Module, data: Examples, precision: Precision = "fp32", batch: int = 64) -> Tensor:
-    """The logits [N, C] of the data, in float32 (float64 models stay so), on the CPU."""
+    """The logits [N, C] of the data, in float32 (float64 for float64 models), on the CPU."""
     if (packed := card.predict(model, data, precision)) is not None:
         return packed
     logits = _in_batches(model, lambda given: forward(model, given), data, precision, batch)

@@ -1,4 +1,4 @@
-"""Pseudo-samples out of a model itself: inputs that a teacher takes for a label, and a student does not (FedDRS).
+"""Pseudo-samples made from models: inputs to which a teacher gives a chosen label and a student does not (FedDRS).
 
 A model's answer is a distribution at each target position: one over labels for a classifier, one over words at every
 token of the label's text for a text-to-text model. Sampling descends sums over samples, by plain gradient steps.
@@ -37,15 +37,15 @@ class Answer:
     mask: Tensor
 
     def cross_entropy(self) -> Tensor:
-        """-log p(target), summed over positions: a value a sample."""
+        """-log p(target), summed over positions: one value per sample."""
         found = self.log_probabilities.gather(-1, self.targets[..., None])[..., 0]
         return -(found * self.mask).sum(1)
 
     def divergence(self, student: Answer) -> Tensor:
-        """KL(self || student), summed over positions: a value a sample."""
+        """KL(self || student), summed over positions: one value per sample."""
         own, other = self.log_probabilities, student.log_probabilities
-        # Labels of another task have probability 0 on both sides, which is no difference; set to 0 before they meet,
-        # or their gradient would be 0 times infinity.
+        # Labels of another task have probability 0 in both: no difference. Their log is replaced by 0 before the
+        # subtraction, because otherwise their gradient would be 0 times infinity.
         is_own = own > -torch.inf
         difference = torch.where(is_own, own, 0.0) - torch.where(is_own, other, 0.0)
         return ((own.exp() * difference).sum(-1) * self.mask).sum(1)
@@ -53,15 +53,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Reader:
-    """How answers are read off models of one kind."""
+    """Computes the answers of models of one kind."""
 
     name: str
-    """What `forward` calls the input."""
+    """The name of the input in the model's `forward`."""
     label_tasks: Tensor | None = None
     """Where every task has a head of its own: the task of each label."""
 
     def __call__(self, module: Any, inputs: Tensor, labels: Tensor) -> Answer:
-        """The module's answer to inputs that shall mean these labels."""
+        """The module's answer to inputs, with these labels as the targets."""
         if hasattr(module, "target_logits"):  # a text-to-text model
             logits, mask = module.target_logits(labels, **{self.name: inputs})
             return Answer(logits.log_softmax(-1), module.words[labels], mask)
@@ -91,12 +91,12 @@ class Sampling:
     strength: float = 0.1
     """lambda: how much the student's failure counts; 0 is target sampling."""
     bound: float = 10.0
-    """The student's loss counts up to here: beyond, it would outweigh everything."""
+    """The student's loss is cut off here, because a larger one would outweigh the teacher's."""
     adversary: Literal["ce", "kl"] = "ce"
 
 
 def sampling_loss(read: Reader, teacher: nn.Module, student: nn.Module, how: Sampling) -> Callable[..., Tensor]:
-    """(inputs, labels) -> CE(f_k(theta), y) - lambda CE(f_S(theta), y), a value a sample (Eqs. 6 and 7)."""
+    """(inputs, labels) -> CE(f_k(theta), y) - lambda CE(f_S(theta), y), one value per sample (Eqs. 6 and 7)."""
 
     def each(inputs: Tensor, labels: Tensor) -> Tensor:
         wanted = read(teacher, inputs, labels)

@@ -1,4 +1,4 @@
-"""Classifiers of text and images: any Hugging Face one, text-to-text models, small ones, and a user's own."""
+"""Classifiers of text and images: any from Hugging Face, text-to-text models, small ones, and a user's own classes."""
 
 from fedstill.models.build import Model, ModelSpec, build, load
 

@@ -1,4 +1,4 @@
-"""From a model's name in an experiment to a module, its tokenizer and its default rate; and to disk and back."""
+"""Building a model from its name in an experiment: module, tokenizer and default rate; saving and loading it."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from fedstill.models.small import SMALL
 from fedstill.models.text_to_text import TextToText, is_text_to_text, keep_layers, label_words
 from fedstill.models.tokenizers import HashedNgrams, HashedTokens, load_tokenizer, read_tokenizer
 
-OURS = "fedstill.json"
-"""The file that marks a folder as a small model of ours; Hugging Face models have their own `config.json`."""
+MARKER = "fedstill.json"
+"""The file that marks a folder as one of our small models; a Hugging Face model has a `config.json`."""
 
 GIVEN = ("vocabulary", "classes", "pad_id", "channels", "size")
-"""What we pass to a small model; everything else in its constructor is an option."""
+"""The arguments that `build` passes to a small model; all others of its constructor are options."""
 
-OWN = SMALL | IMAGE_MODELS
+FROM_SCRATCH = SMALL | IMAGE_MODELS
 
 Shape = tuple[int, int, int]
-"""Of an image: channels, height and width."""
+"""The channels, height and width of an image."""
 
 
 class ModelSpec(Settings):
-    """A model by name; a plain string is short for {name: ...}. Further keys are options of a small model."""
+    """A model by name; a plain string is short for {name: ...}. All other keys are options of a small model."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     name: str
     tokenizer: str | None = None
-    """A model whose tokenizer to use; only for the small ones."""
+    """The model whose tokenizer a small model uses."""
 
     @model_validator(mode="before")
     @classmethod
@@ -57,34 +57,34 @@ class ModelSpec(Settings):
         options = {"name": value} if isinstance(value, str) else value
         if isinstance(options, dict) and isinstance(options.get("name"), str):
             name, layers = _split(absolute(options["name"]))
-            if Path(name).is_dir():  # a local folder, found from everywhere
+            if Path(name).is_dir():  # an absolute path, so that any process finds it
                 name = str(Path(name).resolve())
             return {**options, "name": name if layers is None else f"{name}[:{layers}]"}
         return options
 
     @property
     def options(self) -> dict[str, Any]:
-        """The further keys."""
+        """The options of a small model."""
         return dict(self.model_extra or {})
 
     @property
     def is_small(self) -> bool:
-        """Whether the model is one of ours or the user's own, trained from scratch."""
-        return self.name in OWN or is_own(self.name)
+        """Whether the model is trained from scratch: one of ours or a user's own class."""
+        return self.name in FROM_SCRATCH or is_own(self.name)
 
     @property
     def reads(self) -> str:
-        """`text`, or `images`."""
+        """What the model reads: `text` or `images`."""
         return str(getattr(_small_class(self), "reads", "text")) if self.is_small else "text"
 
     @property
     def uses_words(self) -> bool:
-        """Whether the model needs no tokenizer at all."""
+        """Whether the model reads words and needs no tokenizer."""
         return self.name == "bow" and self.tokenizer is None
 
     def check(self) -> None:
-        """Refuse what could not be built, before anything is downloaded or trained."""
-        if _split(self.name)[1] is not None and _split(self.name)[0] in OWN:
+        """Refuse a model that cannot be built, before anything is downloaded or trained."""
+        if _split(self.name)[1] is not None and _split(self.name)[0] in FROM_SCRATCH:
             raise FedstillError(f"{self.name}: only transformers have layers to choose from.")
         if self.is_small:
             check_options(_small_class(self), self.options, fixed=(*GIVEN, "self"))
@@ -102,7 +102,7 @@ class ModelSpec(Settings):
 
 @dataclass
 class Model:
-    """A module with what is needed to feed it, save it and give it a sensible rate."""
+    """A module with everything that is needed to feed, train and save it."""
 
     module: nn.Module
     tokenizer: Tokenizer | None
@@ -111,15 +111,15 @@ class Model:
     labels: tuple[str, ...]
     rate: float
     longest: int | None = None
-    """The most tokens it can read, where there is a limit."""
+    """The most tokens that it can read; None: no limit."""
     pads_left: bool = False
-    """Whether it looks at the last position (XLNet, language models) and so wants padding before the text."""
+    """Whether it classifies by the last position (XLNet, language models) and so needs padding before the text."""
     shape: Shape | None = None
-    """Of the images that it reads."""
+    """The shape of the images that it reads."""
     loss: Loss = ce
-    """What it minimises on labelled rows."""
+    """The loss on labelled rows."""
     label_tasks: torch.Tensor | None = None
-    """The task of each label, where there are several tasks."""
+    """The task of each label, if there are several tasks."""
 
     @property
     def architecture(self) -> str:
@@ -129,11 +129,11 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """How many numbers it learns."""
+        """The number of its parameters."""
         return sum(p.numel() for p in self.module.parameters())
 
     def save(self, folder: Path) -> None:
-        """Write weights, tokenizer and label names; `load` reads them, and transformers' `from_pretrained` its own."""
+        """Write weights, tokenizer and label names, for `load` (or, of transformers' models, `from_pretrained`)."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.tokenizer is not None:
             self.tokenizer.save(folder)
@@ -142,7 +142,7 @@ class Model:
             tensors = {name: value.cpu().clone(memory_format=torch.contiguous_format) for name, value in state}
             save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
             about = {"spec": self.spec.model_dump(), "labels": self.labels, "shape": self.shape}
-            (folder / OURS).write_text(json.dumps(about, indent=2) + "\n")
+            (folder / MARKER).write_text(json.dumps(about, indent=2) + "\n")
         else:
             with _quiet():
                 self.module.save_pretrained(folder)  # type: ignore[operator]
@@ -151,7 +151,7 @@ class Model:
 def build(
     spec: ModelSpec, labels: Sequence[str], default_tokenizer: str, seed: int, shape: Shape | None = None
 ) -> Model:
-    """A fresh model; whatever the pretrained weights do not cover is drawn from the seed."""
+    """A new model; weights that are not in the pretrained files are drawn from the seed."""
     spec.check()
     if not spec.is_small:
         name, layers = _split(spec.name)
@@ -172,13 +172,13 @@ def _drawing_from(seed: int) -> Iterator[None]:
 def load(folder: str | Path) -> Model:
     """A model that `Model.save` wrote: one of a run's `models/<party>` folders."""
     folder = Path(folder)
-    if not (folder / OURS).exists():
+    if not (folder / MARKER).exists():
         if not (folder / "config.json").exists():
             raise FedstillError(
-                f"{folder} holds no model: a run's models lie in RUN/models/server and RUN/models/<client>."
+                f"{folder} holds no model: a run's models are in RUN/models/server and RUN/models/<client>."
             )
         return _transformer(folder, ModelSpec(name=str(folder)), layers=None, labels=None)
-    about = json.loads((folder / OURS).read_text())
+    about = json.loads((folder / MARKER).read_text())
     spec = ModelSpec(**about["spec"])
     tokenizer = read_tokenizer(folder) if spec.reads == "text" else None
     shape = about.get("shape")
@@ -188,14 +188,14 @@ def load(folder: str | Path) -> Model:
 
 
 def _small_class(spec: ModelSpec) -> type[nn.Module]:
-    found = OWN.get(spec.name) or own_class(spec.name)
+    found = FROM_SCRATCH.get(spec.name) or own_class(spec.name)
     if not issubclass(found, nn.Module):
         raise FedstillError(f"{spec.name} is not a torch.nn.Module: a model of your own must be one.")
     return found
 
 
 def party_tokenizer(spec: ModelSpec, default: str) -> Tokenizer:
-    """What the model reads with: its own, the one it was told, or the default."""
+    """The model's tokenizer: its own, the one named in its specification, or the default."""
     if spec.uses_words:
         return HashedNgrams()
     tokenizer = load_tokenizer(_split((spec.tokenizer or default) if spec.is_small else spec.name)[0])
@@ -214,14 +214,14 @@ def _assemble_small(
     try:
         module = cls(**given, **spec.options)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise FedstillError(f"the model {spec} cannot be made: {error}") from error
+        raise FedstillError(f"the model {spec} cannot be built: {error}") from error
     if shape is not None:  # 1.6 times as fast for LeNet's noise on a CPU
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Model(module, tokenizer, spec, labels, rate=float(getattr(cls, "rate", 1e-3)), shape=shape)
 
 
 def _split(name: str) -> tuple[str, int | None]:
-    """`minilm[:3]` is minilm's first three layers."""
+    """Name and number of layers: `minilm[:3]` means the first three layers of minilm."""
     match = re.fullmatch(r"(.+)\[:(\d+)\]", name)
     return (match[1], int(match[2])) if match else (name, None)
 
@@ -230,7 +230,7 @@ def _split(name: str) -> tuple[str, int | None]:
 def _pretrained(
     folder: Path, stamp: tuple[int, ...], layers: int | None, spec: ModelSpec, labels: tuple[str, ...]
 ) -> _Pretrained:
-    """One for all parties that start from these files with these labels; files that change make it another one."""
+    """One object for all parties that start from these files with these labels; `stamp` changes when the files do."""
     return _Pretrained(folder, partial(_transformer, folder, spec, layers, labels))
 
 
@@ -239,20 +239,20 @@ def _stamp(folder: Path) -> tuple[int, ...]:
 
 
 class _Pretrained:
-    """A pretrained model that parties start from: read by transformers for the first two, and by us for the others.
+    """A pretrained model that parties start from. Transformers reads it for the first two, we copy it for the others.
 
-    What we read must be what transformers would, to the last bit: that is tried with the second party's model, and
-    where it is not so, transformers reads for everybody.
+    A copy must equal what transformers would read, to the last bit. This is checked with the second party's model; if
+    it is not equal, transformers reads the files for every party.
     """
 
     def __init__(self, folder: Path, read: Callable[[], Model]) -> None:
         self.folder, self.read, self.times_read = folder, read, 0
         self.original: Model | None = None
         self.places: dict[str, tuple[Path, str]] = {}
-        """In which file each parameter lies, under which name."""
+        """Parameter -> the file that holds it, and its name there."""
 
     def fresh(self, seed: int) -> Model:
-        """A model of its own, with whatever the files do not cover drawn from the seed."""
+        """A new model; weights that are not in the files are drawn from the seed."""
         if self.original is not None:
             return self._copy(self.original, seed)
         model = self._read(seed)
@@ -268,7 +268,7 @@ class _Pretrained:
             return self.read()
 
     def _copy(self, original: Model, seed: int) -> Model:
-        """A copy with its parameters mapped from the files, and with the others drawn again by transformers."""
+        """A copy with parameters memory-mapped from the files; transformers draws the others again."""
         inner = _inner(original.module)
         shared: dict[int, Any] = {id(inner.config): copy(inner.config)}
         parameters = dict(inner.named_parameters())
@@ -283,19 +283,19 @@ class _Pretrained:
         for part in (*twin.modules(), *twin.buffers()):
             part._is_hf_initialized = isinstance(part, torch.Tensor)
         for old, new in zip(parameters.values(), twin.parameters(), strict=True):
-            new._is_hf_initialized = getattr(old, "_is_hf_initialized", False)  # set where a file had it
+            new._is_hf_initialized = getattr(old, "_is_hf_initialized", False)  # set for parameters from a file
         with _drawing_from(seed):
             twin.initialize_weights()
         return replace(original, module=module)
 
 
 def _inner(module: nn.Module) -> Any:
-    """What transformers made."""
+    """The module that transformers made."""
     return module.inner if isinstance(module, TextToText) else module
 
 
 def _places(folder: Path, module: nn.Module) -> dict[str, tuple[Path, str]]:
-    """Where the files hold a module's parameters, found by content: names differ between versions."""
+    """Where a module's parameters are in the files; found by content, because names differ between versions."""
     wanted = {name: value for name, value in module.named_parameters() if getattr(value, "_is_hf_initialized", False)}
     found: dict[str, tuple[Path, str]] = {}
     for path in sorted(folder.glob("*.safetensors")):
@@ -303,24 +303,24 @@ def _places(folder: Path, module: nn.Module) -> dict[str, tuple[Path, str]]:
             for key in file.offset_keys():
                 value = file.get_tensor(key)
                 same = [name for name, own in wanted.items() if own.dtype == value.dtype and torch.equal(own, value)]
-                if same:  # one name only: two parameters must not share memory
+                if same:  # only for the first: two parameters must not share memory
                     found[same[0]] = (path, key)
                     del wanted[same[0]]
     return found
 
 
 def _equal(one: nn.Module, other: nn.Module) -> bool:
-    """Whether two modules hold the same numbers, buffers that no file holds included."""
+    """Whether two modules have the same parameters and buffers, including buffers that are not saved."""
     mine, theirs = (dict([*module.named_parameters(), *module.named_buffers()]) for module in (one, other))
     return mine.keys() == theirs.keys() and all(torch.equal(value, theirs[name]) for name, value in mine.items())
 
 
 def fetch_model(name: str) -> Path:
-    """A model's folder; somebody who mistyped is told the names that there are."""
+    """A model's folder; the error for an unknown name suggests known ones."""
     try:
         return fetch(name)
     except FedstillError as error:
-        known = ["bert-tiny", "minilm", *OWN]
+        known = ["bert-tiny", "minilm", *FROM_SCRATCH]
         hint = "" if name in known else f" Among the models, {nearest(name, known)}"
         raise FedstillError(f"{error}{hint}") from error
 
@@ -348,12 +348,12 @@ def _transformer(folder: Path, spec: ModelSpec, layers: int | None, labels: Sequ
                 local_files_only=True,
                 trust_remote_code=False,
                 dtype=torch.float32,
-                # A classifier of other labels is an encoder to us: its head is made anew, as a missing one is.
+                # Of a classifier with other labels only the encoder is used: it gets a new head.
                 ignore_mismatched_sizes=labels is not None,
             )
     except (OSError, ValueError) as error:
         raise FedstillError(
-            f"{spec.name}: {folder} is no text classifier that transformers can load ({error})."
+            f"{spec.name}: {folder} is not a text classifier that transformers can load ({error})."
         ) from error
     tokenizer = load_tokenizer(str(folder))
     if config.pad_token_id is None:
@@ -369,9 +369,9 @@ def _transformer(folder: Path, spec: ModelSpec, layers: int | None, labels: Sequ
 
 
 def _default_rate(hidden: int, text_to_text: bool = False) -> float:
-    """The papers' 2e-5 for models of BERT-base's width and more; narrower ones need more.
+    """The papers' 2e-5 for models as wide as BERT-base or wider; narrower ones need a higher rate.
 
-    Text-to-text models learn at 1e-4, T5's usual rate with AdamW, and narrow ones at 3e-3: the best of a quick try.
+    Text-to-text models use 1e-4, T5's usual rate with AdamW; narrow ones 3e-3, the best rate of a short test.
     """
     if text_to_text:
         return 3e-3 if hidden <= 128 else 1e-4
@@ -382,7 +382,7 @@ def _default_rate(hidden: int, text_to_text: bool = False) -> float:
 
 @contextmanager
 def _quiet() -> Any:
-    """Without transformers' report of the new head: a classifier made from an encoder always has one."""
+    """Silence transformers, which reports the new head that every classifier made from an encoder has."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()
@@ -398,7 +398,7 @@ def _quiet() -> Any:
 
 
 def cost(spec: ModelSpec) -> float:
-    """Roughly the multiplications a token: enough to share clients out evenly, without building anything."""
+    """Roughly the multiplications per token, without building the model; used to divide clients among workers."""
     if spec.is_small:
         return {"textcnn": 2e5, "bigru": 3e5, "bow": 1e4, "resnet18": 1e9}.get(spec.name, 3e5)
     name, layers = _split(spec.name)

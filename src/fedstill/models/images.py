@@ -1,6 +1,6 @@
 """Models for images, trained from scratch.
 
-Each takes `pixels` [batch, channels, size, size] and returns logits. A class of a user's own has the same constructor:
+Each takes `pixels` [batch, channels, size, size] and returns logits. A user's own class has the same constructor:
 `Class(channels, size, classes, **options)`.
 """
 
@@ -16,7 +16,7 @@ from fedstill.common.errors import FedstillError
 
 
 class LeNet(nn.Module):
-    """Two convolutions with pooling, two linear layers with dropout between (LeCun 1998, as FedSND has it)."""
+    """Two convolutions with pooling, two linear layers with dropout between (LeCun 1998, as in FedSND)."""
 
     rate: ClassVar[float] = 2e-3
     reads: ClassVar[str] = "images"
@@ -24,7 +24,7 @@ class LeNet(nn.Module):
     def __init__(self, channels: int, size: int, classes: int, hidden: int = 120, dropout: float = 0.5) -> None:
         super().__init__()
         _check_size(size, 12, "lenet")
-        # The border of two pixels is LeCun's, who put images of 28x28 into 32x32.
+        # A border of two pixels, as LeCun's, who placed images of 28x28 in 32x32.
         self.convolutions = nn.Sequential(
             nn.Conv2d(channels, 6, 5, padding=2),
             nn.ReLU(),
@@ -47,7 +47,7 @@ class LeNet(nn.Module):
 
 
 class SmallCNN(nn.Module):
-    """Two 3x3 convolutions with group norm and pooling, a hidden layer, dropout: quick, and good for 8x8 already."""
+    """Two 3x3 convolutions with group norm and pooling, a hidden layer, dropout: fast, and works from 8x8 pixels on."""
 
     rate: ClassVar[float] = 1e-3
     reads: ClassVar[str] = "images"
@@ -62,7 +62,7 @@ class SmallCNN(nn.Module):
         dropout: float = 0.25,
         groups: int = 4,
     ) -> None:
-        """With `groups` of 0 nothing is normalised."""
+        """`groups` of 0: no group norm."""
         super().__init__()
         _check_size(size, 8, "cnn")
         if groups and filters % groups:
@@ -86,10 +86,10 @@ class SmallCNN(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """torchvision's ResNet-18 for small images: a 3x3 stem without pooling, group norm in place of batch norm.
+    """torchvision's ResNet-18 for small images: a 3x3 stem without pooling, group norm instead of batch norm.
 
-    Batch norm keeps statistics of a client's own data, which an average of parameters mixes up; two groups are what
-    Reddi et al. (2021) use on CIFAR-100.
+    Batch norm keeps statistics of a client's own data, which become wrong when parameters are averaged. Two groups are
+    what Reddi et al. (2021) use on CIFAR-100.
     """
 
     rate: ClassVar[float] = 3e-4
@@ -102,7 +102,7 @@ class ResNet18(nn.Module):
             raise FedstillError(f"resnet18 cannot put 64 filters into {groups} groups; choose `groups` that divide it.")
         try:
             models = import_module("torchvision.models")
-        except (ImportError, RuntimeError) as error:  # the second where it was built for another torch
+        except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision was built for another torch
             raise FedstillError(
                 f"resnet18 needs torchvision in the version for torch {torch.__version__}: run `pip install "
                 "torchvision`, or choose lenet or cnn."

@@ -1,7 +1,7 @@
 """Small text models for weak clients, trained from scratch, with any tokenizer.
 
 Each takes what Hugging Face classifiers take (`input_ids`, `attention_mask`, or `inputs_embeds`) and returns logits.
-A class of a user's own has the same constructor: `Class(vocabulary, classes, pad_id, **options)`.
+A user's own class has the same constructor: `Class(vocabulary, classes, pad_id, **options)`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 
 class TextCNN(nn.Module):
-    """Convolutions over word windows, the largest answer of each filter, a linear head (Kim 2014)."""
+    """Convolutions over word windows, the maximum of each filter, a linear head (Kim 2014)."""
 
     rate: ClassVar[float] = 4e-3
     only_embeds_words: ClassVar[bool] = True
-    """Its `embedding` serves no other purpose, so that a phase may work on those of its rows that occur."""
+    """Its `embedding` is used for nothing else, so a phase may learn only the rows of words that occur."""
 
     def __init__(
         self,
@@ -44,7 +44,8 @@ class TextCNN(nn.Module):
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
         words = self.dropout(_embed(self.embedding, input_ids, attention_mask, inputs_embeds)).transpose(1, 2)
-        # Padding by a whole window gives every text a window of zeros, so longer neighbours in a batch change nothing.
+        # With padding by a whole window every text has a window of zeros, so its logits do not depend on longer texts
+        # in the batch.
         peaks = [torch.relu(convolution(words)).amax(-1) for convolution in self.convolutions]
         return self.head(self.dropout(torch.cat(peaks, 1)))  # type: ignore[no-any-return]
 
@@ -54,7 +55,7 @@ class BiGRU(nn.Module):
 
     rate: ClassVar[float] = 5e-3
     only_embeds_words: ClassVar[bool] = True
-    """Its `embedding` serves no other purpose, so that a phase may work on those of its rows that occur."""
+    """Its `embedding` is used for nothing else, so a phase may learn only the rows of words that occur."""
 
     def __init__(
         self,
@@ -91,12 +92,12 @@ class BiGRU(nn.Module):
         back = self.backwards(words.gather(1, mirror.expand_as(words)))[0]
         states = torch.cat([ahead, back], -1)
         mean = (states * mask).sum(1) / mask.sum(1).clamp(min=1)
-        peak = states.masked_fill(mask == 0, -2.0).amax(1)  # a GRU's states lie in [-1, 1]
+        peak = states.masked_fill(mask == 0, -2.0).amax(1)  # a GRU's states are in [-1, 1]
         return self.head(self.dropout(torch.cat([mean, peak], -1)))  # type: ignore[no-any-return]
 
 
 class BagOfWords(nn.Module):
-    """A linear model over hashed n-grams: what a client without a GPU, or a second to spare, can run."""
+    """A linear model over hashed n-grams, for clients with very little computing power."""
 
     rate: ClassVar[float] = 5e-2
 
@@ -109,7 +110,7 @@ class BagOfWords(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         mask = attention_mask.unsqueeze(-1).to(self.bias.dtype)
-        # Whole n-grams are dropped, or a linear model learns its rows by heart and looks like the best teacher.
+        # Whole n-grams are dropped: without that a linear model memorises its rows and looks like the best teacher.
         total: Tensor = (self.weight(input_ids) * self.dropout(mask)).sum(1)
         return total / mask.sum(1).clamp(min=1).sqrt() + self.bias
 

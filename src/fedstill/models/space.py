@@ -1,4 +1,4 @@
-"""Where inputs can be invented for a model: in pixel space, or in the space of word embeddings."""
+"""The spaces in which inputs can be made up for a model: pixels, or word embeddings."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fedstill.models.build import Model
 
 EMBEDDINGS = {"embeddings", "embedding", "shared", "embed_tokens", "embed_positions", "layernorm_embedding"}
 EMBEDDINGS |= {"word_embedding", "wte", "wpe"}
-"""What a parameter's dotted name holds that belongs to the embedding layer: positions, types and LayerNorm too."""
+"""Parts of the dotted names of the embedding layer's parameters: words, positions, types and LayerNorm."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """The shape of one input, the name that `forward` has for it, and how inputs lie in it."""
+    """The shape of one input, its name in the model's `forward`, and the inputs' mean and standard deviation."""
 
     name: str
     shape: tuple[int, ...]
@@ -31,15 +31,15 @@ class Space:
     deviation: Tensor
 
     def draw(self, many: int, random: torch.Generator) -> Tensor:
-        """So many inputs from N(mean, deviation), drawn on the CPU so that every machine draws the same."""
+        """`many` inputs from N(mean, deviation), drawn on the CPU so that every machine draws the same."""
         noise = torch.randn(many, *self.shape, generator=random)
         return noise.to(self.mean.device) * self.deviation + self.mean
 
 
 def space_of(model: Model, length: int) -> Space:
-    """Pixels with mean 0 and deviation 1, as images are normalised; or texts of so many word embeddings.
+    """Pixels with mean 0 and deviation 1, as images are normalised; or texts of `length` word embeddings.
 
-    Word embeddings have the mean and deviation of the model's own table, dimension by dimension.
+    Each dimension of the word embeddings has its mean and deviation in the model's own table.
     """
     if model.shape is not None:
         device = next(model.module.parameters()).device
@@ -53,7 +53,7 @@ def space_of(model: Model, length: int) -> Space:
 
 
 def word_embeddings(model: Model) -> nn.Embedding:
-    """The table that the model looks words up in; refuses a model that has none, or takes nothing in its place."""
+    """The model's word embeddings; refuses a model that has none, or that does not take `inputs_embeds`."""
     get = getattr(model.module, "get_input_embeddings", None)
     found = getattr(model.module, "embedding", None) if get is None else get()
     takes = signature(model.module.forward).parameters
@@ -65,11 +65,11 @@ def word_embeddings(model: Model) -> nn.Embedding:
 
 
 def special_positions(model: Model, length: int) -> tuple[Ints, Ints]:
-    """Where the tokenizer puts special tokens in a text of so many tokens, and which ones."""
+    """The positions of special tokens in a text of `length` tokens, and their ids."""
     assert model.tokenizer is not None
     around, _, _ = model.tokenizer.encode([""], None, length)
     text, _, _ = model.tokenizer.encode(["a " * length], None, length)
-    # What stands around no text at all is special; its first part are those that any text begins with.
+    # An empty text has only special tokens; those that a real text begins with too come before it, the rest after it.
     before = next((n for n, (a, b) in enumerate(zip(around, text, strict=False)) if a != b), len(around))
     after = len(around) - before
     positions = np.concatenate([np.arange(before), np.arange(length - after, length)])
@@ -79,10 +79,10 @@ def special_positions(model: Model, length: int) -> tuple[Ints, Ints]:
 def starting_points(
     model: Model, samples: int, length: int, kind: Literal["words", "gaussian"], random: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Inputs to descend from, and where they may move (1) or not (0): special tokens stay at their places.
+    """Inputs to start a descent from, and where they may change (1) or not (0): special tokens do not change.
 
-    Words are drawn evenly and looked up in the model's table; gaussian inputs have its mean and deviation, as pixels
-    always do.
+    `words` are drawn uniformly and replaced by their embeddings; `gaussian` inputs, and pixels always, are drawn from
+    the space's mean and deviation.
     """
     space = space_of(model, length)
     if space.name == "pixels":
@@ -101,17 +101,17 @@ def starting_points(
 
 
 def _words(model: Model, shape: tuple[int, int], random: torch.Generator) -> Tensor:
-    """Token numbers that stand for words, none of the tokenizer's special ones, drawn evenly."""
+    """Token ids drawn uniformly, without the tokenizer's special tokens."""
     assert model.tokenizer is not None
     special = set(getattr(getattr(model.tokenizer, "inner", None), "all_special_ids", ()))
-    # Of the tokenizer, not of the table: T5's has rows that no word ever had.
+    # The tokenizer's ids, not the table's rows: T5's table has rows without a word.
     ordinary = torch.tensor([number for number in range(model.tokenizer.vocabulary) if number not in special])
     return ordinary[torch.randint(len(ordinary), shape, generator=random)]
 
 
 @contextmanager
 def held_embeddings(module: nn.Module, are_held: bool = True) -> Iterator[None]:
-    """The embedding layer as it is; a head that is tied to it is the same tensor, and stays with it."""
+    """Inside, the embedding layer does not learn; nor does a head that shares its tensor."""
     held = [p for name, p in module.named_parameters() if are_held and EMBEDDINGS & set(name.split("."))]
     for parameter in held:
         parameter.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""A text-to-text model (T5) as a classifier: the label whose words it would most likely write."""
+"""A text-to-text model (T5) as a classifier: it chooses the label whose text it would most likely write."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T5 = ("t5", "mt5", "umt5")
 
 
 class TextToText(nn.Module):
-    """An encoder-decoder of Hugging Face's, and the words of every label as token ids, each closed by its end token.
+    """A Hugging Face encoder-decoder, and the text of every label as token ids, each with an end token.
 
-    Its logits are log-likelihoods, so the loss on labelled rows is `likelihood`. What it saves and sends is the inner
-    model's, every tied table once.
+    Its logits are log-likelihoods, so the loss on labelled rows is `likelihood`. Its state is the inner model's, with
+    every tied parameter only once.
     """
 
     words: Tensor
@@ -33,10 +33,10 @@ class TextToText(nn.Module):
         config: Any = inner.config
         self.is_relative: bool = config.model_type in T5
         inside = torch.arange(words.shape[1]) < lengths[:, None]
-        words = words.masked_fill(~inside, start_id)  # any id will do: nobody looks at it
+        words = words.masked_fill(~inside, start_id)  # any valid id: these positions are masked
         _, word_of = torch.unique(torch.cat([words, lengths[:, None]], 1), dim=0, return_inverse=True)
         distinct = torch.tensor([word_of.tolist().index(number) for number in range(int(word_of.max()) + 1)])
-        # Not a part of the state: the same parameters serve other labels.
+        # Not part of the state: the same parameters can be used with other labels.
         for name, value in (("words", words), ("lengths", lengths), ("word_of", word_of), ("distinct", distinct)):
             self.register_buffer(name, value, persistent=False)
         self.register_state_dict_post_hook(_drop_tied)  # type: ignore[no-untyped-call]
@@ -49,9 +49,9 @@ class TextToText(nn.Module):
         token_type_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
-        """The log-likelihood of every label's words, end included [B, C]."""
+        """The log-likelihood of every label's text with its end token [B, C]."""
         states, mask = self._encode(input_ids, attention_mask, inputs_embeds)
-        target = self.words[self.distinct]  # tasks may share words: each is read once
+        target = self.words[self.distinct]  # several tasks may use the same word: each is computed once
         logits = (self._decode_side_by_side if self.is_relative else self._decode_each)(states, mask, target)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         chosen = logits.gather(-1, target.expand(len(states), -1, -1)[..., None])[..., 0]
@@ -66,7 +66,7 @@ class TextToText(nn.Module):
         token_type_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The next token's logits wherever the label of each row has one [B, L, V], and where that is [B, L]."""
+        """The logits [B, L, V] of every token of each row's label, and the mask of real tokens [B, L]."""
         states, mask = self._encode(input_ids, attention_mask, inputs_embeds)
         return self._decode(states, mask, self._shifted(self.words[labels])), self._mask(labels)
 
@@ -78,9 +78,9 @@ class TextToText(nn.Module):
         token_type_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
-        """The first label whose words are exactly what the model writes, taking the likeliest token each time; or -1.
+        """The first label whose text is exactly what the model writes by greedy decoding; -1 if there is none.
 
-        Labels that share their words are one to a reader: `same_word` compares as such.
+        Labels with the same text cannot be told apart: compare them with `same_word`.
         """
         states, mask = self._encode(input_ids, attention_mask, inputs_embeds)
         written = self.words.new_zeros(len(states), 0)
@@ -89,11 +89,11 @@ class TextToText(nn.Module):
             written = torch.cat([written, logits[:, -1].argmax(-1, keepdim=True)], 1)
         inside = torch.arange(self.words.shape[1], device=written.device) < self.lengths[:, None]
         is_label = ((written[:, None] == self.words) | ~inside).all(-1)
-        # argmax finds the first of equals, but only among numbers.
+        # argmax gives the first of equal values, but does not take booleans.
         return torch.where(is_label.any(-1), is_label.int().argmax(-1), -1)
 
     def same_word(self, one: Tensor, other: Tensor) -> Tensor:
-        """Whether two labels are written with the same words; -1 is nobody's."""
+        """Whether two labels have the same text; -1 equals no label."""
         word_of = self.word_of.to(one.device)
         return (one >= 0) & (other >= 0) & (word_of[one.clamp(min=0)] == word_of[other.clamp(min=0)])
 
@@ -103,7 +103,7 @@ class TextToText(nn.Module):
         return table
 
     def save_pretrained(self, folder: Path) -> None:
-        """As `AutoModelForSeq2SeqLM` reads it."""
+        """Write the inner model for `AutoModelForSeq2SeqLM`."""
         self.inner.save_pretrained(folder)  # type: ignore[operator]
 
     def _encode(self, ids: Tensor | None, mask: Tensor | None, embedded: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -114,16 +114,17 @@ class TextToText(nn.Module):
         return encoder(input_ids=ids, attention_mask=mask, inputs_embeds=embedded).last_hidden_state, mask
 
     def _decode_each(self, states: Tensor, mask: Tensor, words: Tensor) -> Tensor:
-        """Logits of all words for all texts [B, W, L, V], every pair of them a row."""
+        """The logits of all words for all texts [B, W, L, V]; every (text, word) is a row of the decoder's batch."""
         many = len(words)
         shifted = self._shifted(words).repeat(len(states), 1)
         logits = self._decode(states.repeat_interleave(many, 0), mask.repeat_interleave(many, 0), shifted)
         return logits.reshape(len(states), *words.shape, -1)
 
     def _decode_side_by_side(self, states: Tensor, mask: Tensor, words: Tensor) -> Tensor:
-        """The same with the words of a text one after the other in one row, blind to each other.
+        """The same with all words of a text in one row, with a mask that hides them from each other.
 
-        So the decoder looks a text up once instead of once a word. It takes a model that knows distances only.
+        So the decoder projects a text's states once, not once for every word. This needs a model with relative
+        positions only.
         """
         shifted = self._shifted(words).flatten()
         number = torch.arange(len(shifted), device=words.device)
@@ -135,12 +136,12 @@ class TextToText(nn.Module):
         return logits.reshape(rows, *words.shape, -1)
 
     def _decode(self, states: Tensor, mask: Tensor, shifted: Tensor, seen: Tensor | None = None) -> Tensor:
-        """Logits of what follows every position, each seeing those before it only (or as `seen` says)."""
+        """The logits of the token after every position, which sees only those before it (or what `seen` allows)."""
         output: Any = self.inner(
             encoder_outputs=(states,),
             attention_mask=mask,
             decoder_input_ids=shifted,
-            # All ones: a start token that is also the padding must not be hidden, and what comes last hides nothing.
+            # All ones: a start token that is also the padding must not be hidden, and later tokens are never seen.
             decoder_attention_mask=torch.ones_like(shifted) if seen is None else seen,
             use_cache=False,
         )
@@ -148,7 +149,7 @@ class TextToText(nn.Module):
         return logits
 
     def _shifted(self, target: Tensor) -> Tensor:
-        """What the decoder reads to write the target."""
+        """The decoder's input for writing the target."""
         return F.pad(target[:, :-1], (1, 0), value=self.start_id)
 
     def _mask(self, labels: Tensor) -> Tensor:
@@ -157,7 +158,7 @@ class TextToText(nn.Module):
 
 
 def is_text_to_text(config: Any) -> bool:
-    """Whether a model's configuration is that of an encoder-decoder which writes text."""
+    """Whether the configuration is of an encoder-decoder that writes text."""
     if config.model_type in T5:
         return True
     names = config.architectures or ()
@@ -165,12 +166,12 @@ def is_text_to_text(config: Any) -> bool:
 
 
 def label_word(label: str) -> str:
-    """What is written for a label: `rte/Entailment` is Entailment of the task rte."""
+    """The text of a label: `Entailment` for `rte/Entailment`, a label of the task rte."""
     return label.rpartition("/")[2]
 
 
 def label_words(tokenizer: Any, labels: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """The token ids of every label's words with the end token [C, L], padded, and how many they are [C]."""
+    """The token ids of every label's text with the end token [C, L], padded, and their numbers [C]."""
     rows: list[list[int]] = []
     for label in labels:
         ids = list(tokenizer(label_word(label)).input_ids)
@@ -184,7 +185,7 @@ def label_words(tokenizer: Any, labels: Sequence[str]) -> tuple[Tensor, Tensor]:
 
 
 def keep_layers(config: Any, layers: int, name: str) -> None:
-    """Cut the configuration down to the first layers of encoder and decoder."""
+    """Change the configuration to the first layers of encoder and decoder."""
     if config.model_type not in T5:
         raise FedstillError(f"{name}: of text-to-text models, only T5's layers can be chosen.")
     fewer = min(config.num_layers, config.num_decoder_layers)
@@ -199,12 +200,12 @@ def _refuse_equal(labels: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
         other = seen.setdefault(tuple(row), label)
         if label_word(other) != label_word(label):
             raise FedstillError(
-                f"the labels {other!r} and {label!r} are one word to this model's tokenizer: give them other names."
+                f"the labels {other!r} and {label!r} have the same tokens for this model's tokenizer: rename one."
             )
 
 
 def _tied(module: nn.Module) -> dict[str, str]:
-    """Names of parameters that are another one, and that one's."""
+    """Names of tied parameters -> the first name of the same parameter."""
     first: dict[int, str] = {}
     names = {name: first.setdefault(id(p), name) for name, p in module.named_parameters(remove_duplicate=False)}
     return {name: other for name, other in names.items() if name != other}

@@ -1,4 +1,4 @@
-"""What turns text into numbers: Hugging Face tokenizers, and hashed n-grams for `bow`."""
+"""Tokenizers: Hugging Face's, and hashed n-grams for `bow`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PretrainedTokenizer:
             self.inner: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise FedstillError(f"{folder} holds no tokenizer that transformers can load ({error}).") from error
-        if self.inner.pad_token_id is None:  # language models often have none; the mask hides whatever stands there
+        if self.inner.pad_token_id is None:  # language models often have none; any token will do, since it is masked
             self.inner.pad_token = self.inner.eos_token
         self.pad_id: int = self.inner.pad_token_id
         self.pads_left: bool = self.inner.padding_side == "left"
@@ -49,7 +49,7 @@ class PretrainedTokenizer:
         return digest.hexdigest()
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int) -> Encoded:
-        """Special tokens added, the longer of a pair cut first."""
+        """The ids with special tokens; the longer text of a pair is truncated first."""
         output = self.inner(
             list(texts),
             list(pairs) if pairs is not None else None,
@@ -68,16 +68,16 @@ class PretrainedTokenizer:
         return flat, offsets, np.fromiter((kind for row in kinds for kind in row), np.uint8, int(offsets[-1]))
 
     def save(self, folder: Path) -> None:
-        """As `AutoTokenizer` wants it."""
+        """Write it for `AutoTokenizer`."""
         if (backend := getattr(self.inner, "backend_tokenizer", None)) is not None:
-            backend.no_truncation()  # how it was last called is no part of the tokenizer
+            backend.no_truncation()  # the arguments of its last call must not be saved
             backend.no_padding()
         self.inner.save_pretrained(folder)
 
 
 @dataclass(frozen=True)
 class HashedNgrams:
-    """Words and pairs of words, hashed into buckets; bucket 0 stands in every text. Reads texts whole."""
+    """Words and pairs of words, hashed into buckets; every text has id 0 too. Texts are never truncated."""
 
     buckets: int = 2**17
 
@@ -85,16 +85,16 @@ class HashedNgrams:
 
     @property
     def vocabulary(self) -> int:
-        """Twice the buckets: the second text of a pair has its own."""
+        """Twice the buckets, since the second text of a pair has its own; and id 0."""
         return 2 * self.buckets + 1
 
     @property
     def fingerprint(self) -> str:
-        """Changes with the number of buckets only."""
+        """Depends only on the number of buckets."""
         return f"hashed-ngrams-1-{self.buckets}"
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int) -> Encoded:
-        """A number an n-gram that occurs."""
+        """One id for each n-gram that occurs."""
         from scipy.sparse import hstack
         from sklearn.feature_extraction.text import HashingVectorizer
 
@@ -110,14 +110,14 @@ class HashedNgrams:
         return ids, found.indptr.astype(np.int64) + np.arange(len(found.indptr)), None
 
     def save(self, folder: Path) -> None:
-        """The number of buckets is all there is."""
+        """Write the number of buckets."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / HASHED).write_text(json.dumps(asdict(self)))
 
 
 @dataclass(frozen=True)
 class HashedTokens:
-    """The tokens of another tokenizer and pairs of them, hashed: `bow` with a tokenizer."""
+    """The tokens of another tokenizer and pairs of them, hashed into buckets: for `bow` with a tokenizer."""
 
     inner: Tokenizer
     buckets: int = 2**17
@@ -126,29 +126,29 @@ class HashedTokens:
 
     @property
     def vocabulary(self) -> int:
-        """The buckets and the one that stands in every text."""
+        """The buckets, and id 0 for the missing pair of a text's last token."""
         return self.buckets + 1
 
     @property
     def fingerprint(self) -> str:
-        """Changes with the tokenizer and the number of buckets."""
+        """Depends on the tokenizer and the number of buckets."""
         return f"hashed-tokens-1-{self.buckets}-{self.inner.fingerprint}"
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int) -> Encoded:
-        """A number a token and a number a pair of neighbours."""
+        """Two ids for each token: its own, and that of the pair with the next token."""
         ids, offsets, _ = self.inner.encode(texts, pairs, max_length)
         if not len(ids):
             return ids, offsets, None
         wide = ids.astype(np.uint64)
         multiplier = np.uint64(0x9E3779B97F4A7C15)
         single = (wide + np.uint64(1)) * multiplier
-        double = (single + np.roll(wide, -1)) * multiplier  # wraps around: that is what hashing wants
+        double = (single + np.roll(wide, -1)) * multiplier  # overflow is intended: this is a hash
         both = ((np.stack([single, double], 1) >> np.uint64(32)) % np.uint64(self.buckets)).astype(np.int32) + 1
         both[offsets[1:][np.diff(offsets) > 0] - 1, 1] = 0  # a text's last token has no neighbour
         return both.reshape(-1), offsets * 2, None
 
     def save(self, folder: Path) -> None:
-        """The tokenizer and the number of buckets."""
+        """Write the tokenizer and the number of buckets."""
         self.inner.save(folder)
         (folder / HASHED).write_text(json.dumps({"buckets": self.buckets, "tokens": True}))
 
@@ -160,7 +160,7 @@ def load_tokenizer(name: str) -> PretrainedTokenizer:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """A tokenizer as one of the `save` methods wrote it."""
+    """The tokenizer that one of the `save` methods wrote."""
     if not (folder / HASHED).exists():
         return PretrainedTokenizer(folder)
     settings = json.loads((folder / HASHED).read_text())

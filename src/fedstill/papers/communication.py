@@ -1,4 +1,4 @@
-"""Communication as formulas say it and as the ledger counted it."""
+"""Communication costs: by formula, and as counted in the ledger."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedstill.wire.messages import SERVER
 
 @dataclass(frozen=True)
 class Sizes:
-    """The letters of the formulas, read from a record."""
+    """The values of the formulas' letters, read from a record."""
 
     N: int
     C: int
@@ -29,14 +29,14 @@ class Sizes:
     P: int
     T: int
     D: int
-    """Distillation epochs: how often the public set is gone through in a round."""
+    """Distillation epochs: passes over the public set in a round."""
     B: int
-    """Public batches of one pass."""
+    """Public batches in one pass."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """A method's formula (algorithms.md), what crosses besides it, and where the paper's differs."""
+    """A method's formula, what it sends in addition, and how the paper's formula differs."""
 
     formula: str
     numbers: Callable[[Sizes], int]
@@ -66,18 +66,18 @@ COSTS = {
     "FedID": Cost(
         "NC(K+1)DT",
         lambda s: s.N * s.C * (s.K + 1) * s.D * s.T,
-        {"the feedback, a number a public batch (BDT)": lambda s: s.B * s.D * s.T},
-        f"{LEFT_OUT}, and writes one pass over the public set where a round makes D",
+        {"the feedback, one number per public batch (BDT)": lambda s: s.B * s.D * s.T},
+        f"{LEFT_OUT}, and counts one pass over the public set, while a round has D",
     ),
 }
 
 
 def communication(grid: Grid, outcomes: Outcomes) -> tuple[SideBySide, list[str], bool]:
-    """Method, formulas, numbers predicted and counted; remarks; and whether every count is accounted for."""
+    """A table of formulas, numbers predicted and numbers counted; remarks; whether all differences are explained."""
     headings = ("method", "the paper's formula", "ours", "predicted", "in the ledger", "difference")
     ran: dict[str, Account] = {}
     for run in grid.runs:
-        if run.row not in ran and finished([run], outcomes):  # one seed says it all
+        if run.row not in ran and finished([run], outcomes):  # one seed is enough: all send the same
             ran[run.row] = Account.of(run)
     rows = []
     for row in grid.recipe.rows:
@@ -97,7 +97,7 @@ def communication(grid: Grid, outcomes: Outcomes) -> tuple[SideBySide, list[str]
 
 @dataclass(frozen=True)
 class Account:
-    """What a method's formula predicts and what its ledger holds, in numbers."""
+    """What a method's formula predicts and what its ledger counted, in numbers sent."""
 
     cost: Cost
     sizes: Sizes
@@ -105,30 +105,30 @@ class Account:
 
     @classmethod
     def of(cls, run: GridRun) -> Account:
-        """From the record alone."""
+        """Read from the run's record."""
         name = run.experiment.algorithm["name"]
         if name not in COSTS:
             raise FedstillError(f"rows: no formula is known for {name}; {nearest(name, COSTS)}")
-        # What several clients receive is one line with its bytes written once: a plain sum counts the downlink once.
+        # A message to several clients is one line, so a plain sum counts it once.
         payload = sum(line["payload"] for line in Record(run.folder).ledger if line["verb"] != "hello")
         return cls(COSTS[name], sizes_of(run), payload // FLOAT)
 
     @property
     def predicted(self) -> int:
-        """By the formula."""
+        """The numbers sent by the formula."""
         return self.cost.numbers(self.sizes)
 
     @property
     def unexplained(self) -> int:
-        """What neither the formula nor the known rest accounts for."""
+        """The difference that neither the formula nor the known additions explain."""
         return self.counted - self.predicted - sum(count(self.sizes) for count in self.cost.besides.values())
 
     def cells(self) -> tuple[str, ...]:
-        """Formula, numbers predicted, numbers counted, and what lies between them."""
+        """The formula, numbers predicted, numbers counted, and the difference."""
         return self.cost.formula, f"{self.predicted:,}", f"{self.counted:,}", self.verdict()
 
     def verdict(self) -> str:
-        """Equal, or what the difference is."""
+        """`equal`, or the difference and its reason."""
         if self.unexplained:
             return f"NOT EXPLAINED: {self.unexplained:+,}"
         known = [f"{count(self.sizes):+,}: {what}" for what, count in self.cost.besides.items()]
@@ -136,7 +136,7 @@ class Account:
 
 
 def sizes_of(run: GridRun) -> Sizes:
-    """The formulas' letters as the run's record has them."""
+    """The values of the formulas' letters in the run's record."""
     parts = Partition.from_arrays(load_file(run.folder / "partition.safetensors"))
     record = Record(run.folder)
     distill = run.experiment.resolved().distill
@@ -154,7 +154,7 @@ def sizes_of(run: GridRun) -> Sizes:
 def _floats(path: Path) -> int:
     """How many floating-point numbers a saved model holds."""
     with safe_open(path, framework="numpy") as file:
-        names = file.keys()  # it is no mapping, and cannot be iterated itself
+        names = file.keys()  # the file itself cannot be iterated
         slices = [file.get_slice(name) for name in names]
         return sum(math.prod(part.get_shape()) for part in slices if "F" in part.get_dtype())
 
@@ -162,7 +162,7 @@ def _floats(path: Path) -> int:
 def _letters(sizes: Sizes) -> str:
     return (
         f"N = {sizes.N:,} public rows, C = {sizes.C} classes, K = {sizes.K} clients, P = {sizes.P:,} parameters, "
-        f"T = {sizes.T} rounds, D = {sizes.D} distillation epochs, B = {sizes.B} public batches a pass: read from the "
-        "records. The ledger's payload in numbers, every message to several clients counted once; greetings, headers "
-        "and the integers that name public rows are not in it."
+        f"T = {sizes.T} rounds, D = {sizes.D} distillation epochs, B = {sizes.B} public batches per pass: read from "
+        "the records. The ledger's column is its payload in numbers; a message to several clients is counted once; "
+        "greetings, headers and the integers that name public rows are not counted."
     )

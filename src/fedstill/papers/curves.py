@@ -1,4 +1,4 @@
-"""A metric by round: a panel a group and column of a paper's figure, a line a method; and how samples came about."""
+"""A metric by round: one panel per group and column of a paper's figure, one line per method; and sampling by step."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Curve = Mapping[int, float]
 """A score by round, or a loss by step."""
 
 SAMPLING = "adversary sampling"
-"""The observation of FedDRS that says how far teacher and student are from the wanted labels, step by step."""
+"""FedDRS's observation of the teacher's and the student's cross-entropy with the wanted labels, by sampling step."""
 
 MOST_SHOWN = 8
-"""Rounds that a table has columns for; the picture has all."""
+"""The most rounds that a table shows; the picture shows all."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One method's scores by round, a curve a seed; scores are shown in points, losses as they are."""
+    """One method's scores by round, a curve for each seed; scores are shown in points, losses unchanged."""
 
     row: str
     seeds: tuple[Curve, ...]
@@ -37,15 +37,15 @@ class Line:
 
     @property
     def rounds(self) -> list[int]:
-        """Those that every seed was measured in."""
+        """The rounds in which every seed was measured."""
         return sorted(set.intersection(*(set(curve) for curve in self.seeds)))
 
     def mean(self, number: int) -> float:
-        """Over seeds."""
+        """The mean over seeds."""
         return self.unit * fmean(curve[number] for curve in self.seeds)
 
     def deviation(self, number: int) -> float:
-        """Over seeds; nothing for one seed."""
+        """The sample standard deviation over seeds; 0 for one seed."""
         return self.unit * stdev(curve[number] for curve in self.seeds) if len(self.seeds) > 1 else 0.0
 
 
@@ -60,7 +60,7 @@ class Panel:
 
 
 def curves(grid: Grid, outcomes: Outcomes) -> tuple[list[Panel], list[str]]:
-    """A panel for everything that was run, and where the numbers of methods without a server model come from."""
+    """A panel for every group and column that was run, and how methods without a server model were scored."""
     panels: list[Panel] = []
     origins: dict[str, list[str]] = {}
     for group in grid.selection.groups:
@@ -81,7 +81,7 @@ def curves(grid: Grid, outcomes: Outcomes) -> tuple[list[Panel], list[str]]:
 
 
 def samplings(grid: Grid, outcomes: Outcomes) -> list[Panel]:
-    """How sure the teacher and the student are of sampled inputs on the way, where methods observed it."""
+    """Panels of the teacher's and the student's cross-entropy on sampled inputs by step, if methods observed it."""
     panels = []
     for who in ("teacher", "student"):
         lines = []
@@ -96,7 +96,7 @@ def samplings(grid: Grid, outcomes: Outcomes) -> list[Panel]:
 
 
 def _by_step(run: Run, who: str) -> Curve:
-    """The mean over rounds and clients at every step that was looked at."""
+    """The mean over rounds and clients at every step that was observed."""
     seen: dict[int, list[float]] = {}
     for line in Record(run.folder).metrics:
         if line.get("observation") == SAMPLING:
@@ -105,7 +105,7 @@ def _by_step(run: Run, who: str) -> Curve:
 
 
 def curve(run: Run, split: str, metric: str) -> tuple[Curve, str]:
-    """The server's score after every round, or the mean over clients where there is no server model, and which."""
+    """The server's score after every round; without a server model the clients' mean, and a phrase that says which."""
     measured = [line for line in Record(run.folder).metrics if "split" in line]
     if run.server is not None:
         own = (line for line in measured if line["party"] == SERVER and line["split"] == split)
@@ -128,7 +128,7 @@ def _means(lines: Sequence[Metric], metric: str) -> Curve:
 
 
 def by_round(grid: Grid, panels: Sequence[Panel]) -> SideBySide:
-    """The curves as numbers: mean over seeds, for a few rounds from the first to the last."""
+    """The curves as a table: the mean over seeds, for a few rounds from the first to the last."""
     rounds = sorted({number for panel in panels for line in panel.lines for number in line.rounds})
     places = {round(place * (len(rounds) - 1) / (MOST_SHOWN - 1)) for place in range(MOST_SHOWN)}
     shown = rounds if len(rounds) <= MOST_SHOWN else [rounds[place] for place in sorted(places)]
@@ -146,7 +146,7 @@ def by_round(grid: Grid, panels: Sequence[Panel]) -> SideBySide:
 
 
 def save(panels: Sequence[Panel], title: str, path: Path) -> None:
-    """A PNG: the mean over seeds, with a thin band of their standard deviation."""
+    """A PNG: the mean over seeds, with a band of their standard deviation."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -167,7 +167,7 @@ def save(panels: Sequence[Panel], title: str, path: Path) -> None:
             axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
             marker = "o" if len(rounds) <= 20 else ""
             handles[line.row] = axes.plot(rounds, means, color=colour, marker=marker, markersize=3)[0]
-        axes.set_title(panel.title, fontsize=10, parse_math=False)  # a dollar in a name is no formula
+        axes.set_title(panel.title, fontsize=10, parse_math=False)  # a name may contain a dollar sign
         axes.set_xlabel(panel.across)
         axes.set_ylabel(f"{panel.metric} (points)" if panel.across == "round" else panel.metric)
         axes.xaxis.get_major_locator().set_params(integer=True)

@@ -1,4 +1,4 @@
-"""A recipe at one scale: the experiment behind every cell, and the folder that it runs in."""
+"""A recipe at one scale: the experiment of every cell, and the folder that it runs in."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedstill.papers.recipe import Keys, Recipe, Variation, read_recipe, slug
 
 @dataclass(frozen=True)
 class Selection:
-    """Which part of the table is run, and what was left out for want of something."""
+    """Which part of the table is run, and sentences about rows that are left out."""
 
     groups: tuple[str, ...]
     rows: tuple[str, ...]
@@ -29,7 +29,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class GridRun:
-    """One run of a grid and the cells that it fills."""
+    """One run of a grid, and the columns of its row that it fills."""
 
     group: str
     row: str
@@ -43,16 +43,16 @@ class GridRun:
 
 @dataclass(frozen=True)
 class Grid:
-    """A recipe at one scale: what to run and where."""
+    """A recipe at one scale, with all its runs."""
 
     recipe: Recipe
     scale: str
     selection: Selection
     runs: tuple[GridRun, ...]
-    """The first seed of everything comes first, so that what was interrupted is a whole table of fewer seeds."""
+    """The first seed of all cells comes first, so that an interrupted grid is a complete table with fewer seeds."""
 
     def of(self, group: str, row: str, column: str) -> list[GridRun]:
-        """The runs behind a cell, a seed each."""
+        """The runs of a cell, one for each seed."""
         return [run for run in self.runs if (run.group, run.row) == (group, row) and column in run.columns]
 
 
@@ -81,7 +81,7 @@ def plan_grid(
         if row in selection.rows
     ]
     if not first:
-        reasons = " ".join(selection.left_out) or "no group has the rows and columns that were asked for."
+        reasons = " ".join(selection.left_out) or "no group has the chosen rows and columns."
         raise FedstillError(f"nothing is left to run of {source.name}: {reasons}")
     every = range(seeds or recipe.scales[scale].seeds)
     return Grid(recipe, scale, selection, tuple(_reseeded(run, number) for number in every for run in first))
@@ -110,7 +110,7 @@ def _reseeded(run: GridRun, number: int) -> GridRun:
 
 
 def _select(recipe: Recipe, scale: str, only: Sequence[str]) -> Selection:
-    """What the scale runs; names given with --only choose anew among their own kind."""
+    """What the scale runs; names given with --only replace the scale's choice of groups, rows or columns."""
     sizes = recipe.scales[scale]
     kinds = {"groups": list(recipe.groups), "rows": list(recipe.rows), "columns": list(recipe.columns)}
     chosen = {kind: getattr(sizes, kind) or names for kind, names in kinds.items()}
@@ -133,7 +133,7 @@ def _select(recipe: Recipe, scale: str, only: Sequence[str]) -> Selection:
 
 
 def _sharing(recipe: Recipe, scale: str, chosen: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Columns that change the same keys are measured in the same runs."""
+    """The columns that are measured in the same runs, because they change the same keys."""
     together: dict[str, list[str]] = {}
     for name in chosen:
         together.setdefault(_changes(recipe, scale, name), []).append(name)
@@ -146,18 +146,18 @@ def _changes(recipe: Recipe, scale: str, column: str) -> str:
 
 
 def _name(recipe: Recipe, scale: str, group: str, row: str, column: str) -> str:
-    """The run's name; a column is in it where columns have runs of their own, and always the same one."""
+    """The run's name; it names the first of the columns that share the run, if columns have different runs."""
     alike = list(_sharing(recipe, scale, list(recipe.columns)))
     first = next(names[0] for names in alike if column in names)
     return "-".join(filter(None, (slug(group), slug(first) if len(alike) > 1 else "", slug(row))))
 
 
 Layer = tuple[Sequence[str | int], Keys]
-"""Keys of an experiment, and where in the recipe they stand."""
+"""Where in the recipe some keys of an experiment are, and the keys."""
 
 
 def _layers(recipe: Recipe, scale: str, group: str, row: str, column: str) -> list[Layer]:
-    """What is laid over each other for one run: first what holds at every scale, then what this scale says."""
+    """The layers of one run, later ones override earlier ones: first the keys for every scale, then for this scale."""
     varied: list[tuple[str, str, Variation]] = [
         ("groups", group, recipe.groups[group]),
         ("columns", column, recipe.columns[column]),
@@ -173,7 +173,7 @@ def _layers(recipe: Recipe, scale: str, group: str, row: str, column: str) -> li
 
 
 class _Layered(Source):
-    """The keys of one run, which know what part of the recipe they came from."""
+    """The keys of one run, with the part of the recipe that each came from."""
 
     def __init__(self, recipe: Source, layers: Sequence[Layer]) -> None:
         super().__init__("", recipe.name)
@@ -181,7 +181,7 @@ class _Layered(Source):
         self.values = deepcopy(reduce(_merge, (keys for _, keys in layers), {}))  # overrides must not reach the recipe
 
     def place(self, path: Sequence[str | int]) -> str:
-        """`file:line` in the recipe of the layer that said it last."""
+        """`file:line` in the recipe, of the last layer that sets the key."""
         if (place := super().place(path)) == "on the command line":
             return place
         where, _ = max(enumerate(self.layers), key=lambda item: (_depth(item[1][1], path), item[0]))
@@ -189,7 +189,7 @@ class _Layered(Source):
 
 
 def _merge(below: Any, above: Any) -> Any:
-    """Mappings key by key, everything else replaced; a plain name below a mapping is short for {name: ...}."""
+    """Mappings are merged key by key, other values are replaced; a name under a mapping is short for {name: ...}."""
     if isinstance(below, str) and isinstance(above, dict) and "name" not in above:
         below = {"name": below}
     if not (isinstance(below, dict) and isinstance(above, dict)):
@@ -198,7 +198,7 @@ def _merge(below: Any, above: Any) -> Any:
 
 
 def _depth(keys: Any, path: Sequence[str | int]) -> int:
-    """How far a path leads into these keys."""
+    """How many parts of the path exist in these keys."""
     for depth, part in enumerate(path):
         if not isinstance(keys, dict) or part not in keys:
             return depth

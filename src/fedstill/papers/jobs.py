@@ -1,4 +1,4 @@
-"""Independent runs side by side, each in a process of its own."""
+"""Independent runs side by side, each in its own process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Job(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """What came of a job; `reason` says why it failed."""
+    """A job that has ended; `reason` says why it failed, if it did."""
 
     job: Job
     reason: str | None
@@ -34,7 +34,7 @@ class Ended(NamedTuple):
 
 
 def run_all(jobs: Sequence[Job], at_once: int, force: bool = False) -> Iterator[Ended]:
-    """Every job as it ends; whoever stops listening, by Ctrl-C too, ends those that still run."""
+    """Yield every job as it ends; when the iteration is stopped, also by Ctrl-C, the jobs still running are ended."""
     waiting, busy = deque(jobs), dict[Any, tuple[Job, Any, float]]()
     try:
         while waiting or busy:
@@ -68,12 +68,12 @@ def _start(job: Job, force: bool) -> tuple[Connection, Any]:
 
 
 def _work(pipe: Connection, job: Job, force: bool) -> None:
-    """A process's life: one run."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
+    """The main function of a process: one run."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the parent decides what to do
     threading.Thread(target=follow_parent, daemon=True).start()
     try:
         pipe.send(attempt(job, force))
-    except KeyboardInterrupt:  # SIGTERM: the parent has said why
+    except KeyboardInterrupt:  # SIGTERM: the parent has reported the reason
         return
 
 

@@ -1,4 +1,4 @@
-"""Who is first here and in the paper, and what the difference is worth."""
+"""Which method is first here and in the paper, and whether the difference is significant."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from fedstill.results.runs import POOLED, Run, Unpaired, complete, predictions
 from fedstill.results.significance import FEWEST_SEEDS, RESAMPLES, p_text, paired_bootstrap, paired_over_seeds
 
 Methods = Mapping[str, Sequence[Run]]
-"""Finished runs by row, upper bounds left out."""
+"""Row -> finished runs, without upper bounds."""
 
 
 def orderings(grid: Grid, outcomes: Outcomes) -> list[str]:
-    """A sentence a group and column that was run, and one that counts them; upper bounds do not take part."""
+    """A sentence for each group and column that was run, and one that counts them; without upper bounds."""
     recipe = grid.recipe
     sentences, firsts = [], []
     for group in grid.selection.groups:
@@ -74,7 +74,7 @@ def difference(ours: Sequence[Run], theirs: Sequence[Run], split: str, metric: s
 
 
 def _split(run: Run, split: str) -> tuple[Integers, list[Integers]]:
-    """Row numbers over labels, and the predictions for them, of one split of the pooled test."""
+    """[row numbers, labels] of one split of the pooled test, and the predictions for these rows."""
     truth, predicted = predictions(run)
     if split == POOLED:
         return truth, predicted
@@ -96,13 +96,13 @@ def _means(methods: Methods, split: str, metric: str) -> dict[str, float]:
 
 
 def _printed(recipe: Recipe, group: str, column: str, rows: Sequence[str]) -> dict[str, float]:
-    """The paper's numbers, the first where a cell has two."""
+    """The paper's numbers; the first one where a cell has two."""
     printed = {row: recipe.printed(group, row, column) for row in rows}
     return {row: float(value.split("/")[0]) for row, value in printed.items() if value is not None}
 
 
 def _best(means: Mapping[str, float]) -> list[str]:
-    """Whoever is first; several where their numbers are equal as printed."""
+    """The first method; several if their numbers are equal as printed."""
     return [row for row, mean in means.items() if f"{mean:.1f}" == f"{max(means.values()):.1f}"]
 
 
@@ -115,7 +115,7 @@ def _first(means: Mapping[str, float], theirs: Mapping[str, float]) -> str:
 def _against(
     recipe: Recipe, column: str, methods: Methods, means: Mapping[str, float], theirs: Mapping[str, float]
 ) -> str:
-    """The paper's method and the best of the baselines (of the others, where all are variants of the method)."""
+    """The paper's method compared with the best baseline (with the best other, if all are variants of the method)."""
     method = recipe.method
     others = {row: mean for row, mean in means.items() if row != method}
     others = {row: mean for row, mean in others.items() if _role(recipe, row) == "baseline"} or others

@@ -1,4 +1,4 @@
-"""Who holds what, for every group and column of a figure that shows nothing else; nothing is trained."""
+"""Figures that show only partitions: who holds which rows, for every group and column. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fedstill.papers.recipe import slug
 from fedstill.results import picture
 
 PAGE = 110
-"""Characters in a line of the page that is written."""
+"""The width of the written page, in characters."""
 
 
 def partitions(grid: Grid, out: Path, console: Console) -> None:
-    """Draw every partition in the terminal, in a PNG beside the page and in the page itself."""
+    """Draw every partition on the terminal, as a PNG, and in the written page."""
     recipe = grid.recipe
     notes = [*recipe.notes, *recipe.scales[grid.scale].notes]
     page = [f"# {recipe.paper}: {recipe.title}", "", *(f"- {note}" for note in notes)]
@@ -40,7 +40,7 @@ def partitions(grid: Grid, out: Path, console: Console) -> None:
                 picture.save(counts, names, parts.clients, title, path)
                 page += ["", f"![{where}]({path.name})"]
                 _say(console, f"Picture: {path}")
-            except FedstillError as error:  # what is printed says the same without it
+            except FedstillError as error:  # without matplotlib the printed table has to do
                 lacking = str(error)
     for note in [*notes, *([lacking] if lacking else [])]:
         _say(console, f"- {note}")

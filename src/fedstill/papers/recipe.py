@@ -21,18 +21,18 @@ Keys = dict[str, Any]
 
 
 class Variation(Settings):
-    """What a group, row or column changes in the experiment: at every scale, and at one of them."""
+    """What a group, row or column changes in the experiment: at every scale, and at single scales."""
 
     experiment: Keys = Field(default_factory=dict)
     scales: dict[str, Keys] = Field(default_factory=dict)
 
 
 class Row(Variation):
-    """A method under the paper's name. A string is the algorithm."""
+    """A method under the paper's name; a plain string is short for {algorithm: ...}."""
 
     algorithm: str | Keys
     needs_env: str | None = None
-    """An environment variable without which the row is left out."""
+    """An environment variable that the row needs; without it the row is left out."""
 
     @model_validator(mode="before")
     @classmethod
@@ -41,7 +41,7 @@ class Row(Variation):
 
 
 class Column(Variation):
-    """What is measured: one or more (split, metric), which a cell joins with a slash."""
+    """What is measured: one or more (split, metric); a cell shows them with a slash between."""
 
     heading: str | None = None
     shows: list[tuple[str, str]] = Field(default=[("test", "f1")], min_length=1)
@@ -56,22 +56,22 @@ class Scale(Settings):
     rows: list[str] | None = None
     columns: list[str] | None = None
     asks: dict[str, str] = Field(default_factory=dict)
-    """Keys that the command must give at this scale, and what they are."""
+    """Keys that must be given on the command line at this scale -> what they are."""
     notes: list[str] = Field(default_factory=list)
-    """What a reader must know of this scale."""
+    """Notes for the reader about this scale."""
 
 
 class Recipe(Settings):
-    """A table of a paper, as its file says it."""
+    """A table of a paper."""
 
     title: str
     paper: str
     method: str | None = None
     """The row that is the paper's own method."""
     table: Literal["scores", "curves", "communication", "partitions"] = "scores"
-    """Last scores; those and the scores of every round; bytes; or who holds what, for which nothing is trained."""
+    """The last scores; these and the scores of every round; bytes; or who holds which rows (nothing is trained)."""
     asks: dict[str, str] = Field(default_factory=dict)
-    """Keys that the command must give, and what they are."""
+    """Keys that must be given on the command line -> what they are."""
     notes: list[str] = Field(default_factory=list)
     experiment: Keys = Field(default_factory=dict)
     scales: dict[str, Scale] = Field(min_length=1)
@@ -79,36 +79,36 @@ class Recipe(Settings):
     rows: dict[str, Row] = Field(min_length=1)
     columns: dict[str, Column] = Field(min_length=1)
     values: dict[str, dict[str, list[str | int | float]]] = Field(default_factory=dict)
-    """The paper's numbers as printed: group -> row -> a value a column. A group has the rows that it lists here."""
+    """The paper's numbers as printed: group -> row -> one value per column. A group has the rows listed here."""
 
     def rows_of(self, group: str) -> list[str]:
-        """The rows of a group, all of them where the paper gives no numbers for it."""
+        """The rows of a group; all rows if the paper gives no numbers for it."""
         return list(self.values.get(group) or self.rows)
 
     def printed(self, group: str, row: str, column: str) -> str | None:
-        """The paper's number."""
+        """The paper's number for a cell."""
         values = self.values.get(group, {}).get(row)
         return None if values is None else str(values[list(self.columns).index(column)])
 
 
 def is_grid(values: Mapping[str, Any]) -> bool:
-    """Whether a file says a grid, and not one experiment."""
+    """Whether a file describes a grid, and not one experiment."""
     return "rows" in values and "columns" in values
 
 
 def recipe_files() -> dict[str, Path]:
-    """The recipes that ship, by name."""
+    """The files of the recipes that ship with fedstill, by name."""
     root = Path(str(resources.files("fedstill.papers") / "recipes"))
     return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
 
 
 def recipe_path(name: str) -> Path | None:
-    """The file of a recipe."""
+    """The file of a recipe that ships with fedstill."""
     return recipe_files().get(name.removesuffix(".yaml"))
 
 
 def read_recipe(source: Source) -> Recipe:
-    """The typed recipe; everything wrong with it is a sentence with a line."""
+    """The typed recipe; an error names the line of every mistake."""
     try:
         recipe = Recipe.model_validate(source.values)
     except ValidationError as error:
@@ -119,12 +119,12 @@ def read_recipe(source: Source) -> Recipe:
 
 
 def slug(name: str) -> str:
-    """A name as part of a folder's: readable and safe."""
+    """A name as part of a folder name: readable and safe."""
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
 
 
 def _problems(recipe: Recipe) -> Iterator[tuple[Sequence[str | int], str]]:
-    """What the types cannot say: names that point nowhere, rows of the wrong length, folders that would collide."""
+    """Mistakes that types cannot express: unknown names, rows of the wrong length, folders with the same name."""
     if recipe.method is not None and recipe.method not in recipe.rows:
         yield ["method"], f"there is no row {recipe.method!r}; {nearest(recipe.method, recipe.rows)}"
     for scale, spec in recipe.scales.items():
@@ -149,11 +149,11 @@ def _problems(recipe: Recipe) -> Iterator[tuple[Sequence[str | int], str]]:
         taken: dict[str, str] = {}
         for name in getattr(recipe, kind):
             if (twin := taken.setdefault(slug(name), name)) != name:
-                yield [kind, name], f"{twin!r} and {name!r} would share a folder; call one of them something else."
+                yield [kind, name], f"{twin!r} and {name!r} would share a folder; rename one of them."
 
 
 def _sentence(source: Source, item: Any) -> str:
-    """One of pydantic's complaints, with its place."""
+    """One of pydantic's errors as a sentence, with its place."""
     path = [part for part in item["loc"] if part not in ("str", "int", "float")]  # branches of a union, not keys
     dotted = ".".join(map(str, path))
     if item["type"] == "extra_forbidden":

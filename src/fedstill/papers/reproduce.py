@@ -1,4 +1,4 @@
-"""Reproducing a table of a paper: run what is missing, then print it beside the paper's numbers."""
+"""Reproducing a table of a paper: do the missing runs, then print our numbers beside the paper's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Say = Callable[[str], None]
 
 
 def reproduce(grid: Grid, out: Path, console: Console, jobs: int | None = None, force: bool = False) -> bool:
-    """Bring every run of the grid to its end and print the table; whether all of it came out."""
+    """Finish every run of the grid and print the table; whether all runs succeeded and the table holds."""
 
     def say(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False, emoji=False)
@@ -59,7 +59,7 @@ def reproduce(grid: Grid, out: Path, console: Console, jobs: int | None = None, 
 
 
 def default_jobs(grid: Grid) -> int:
-    """As many runs at once as there are cores where each uses one: two side by side beat one with two workers."""
+    """One run per core if each run uses one worker: two runs side by side are faster than one with two workers."""
     return default_workers() if all(run.experiment.workers == 1 for run in grid.runs) else 1
 
 
@@ -67,13 +67,13 @@ def _refuse_other_experiments(runs: Sequence[GridRun]) -> None:
     for run in runs:
         if changed := differences(run.experiment, run.folder):
             raise FedstillError(
-                f"{run.folder} holds another experiment (it differs in {', '.join(changed[:3])}): --force runs "
-                "everything again, --out DIR puts it elsewhere."
+                f"{run.folder} holds another experiment (it differs in {', '.join(changed[:3])}): use --force to run "
+                "everything again, or --out DIR for another folder."
             )
 
 
 def _run_missing(grid: Grid, console: Console, say: Say, at_once: int, force: bool) -> dict[Path, str]:
-    """Why runs failed, by folder."""
+    """Do the missing runs; folder -> reason of those that failed."""
     by_folder = {run.folder: run for run in grid.runs}
     missing = [run for run in grid.runs if force or not Record(run.folder).is_finished]
     done = f"; {len(grid.runs) - len(missing)} are finished already" if len(missing) < len(grid.runs) else ""
@@ -94,7 +94,7 @@ def _run_missing(grid: Grid, console: Console, say: Say, at_once: int, force: bo
 
 
 def _one_by_one(jobs: Sequence[Job], console: Console, force: bool) -> Iterator[Ended]:
-    """In this process, with all its progress to see."""
+    """Run the jobs in this process, with live progress."""
     for job in jobs:
         started = time.monotonic()
         with Progress(console, f"{job.experiment.name}: ", tells_corpus=False) as tell:
@@ -115,7 +115,7 @@ def _duration(seconds: float) -> str:
 
 
 def _present(grid: Grid, outcomes: Outcomes, out: Path, console: Console, say: Say) -> bool:
-    """Print the table and write it down; whether it holds what it promises."""
+    """Print the table and write it to a file; whether all its numbers are explained."""
     if grid.recipe.table == "communication":
         table, notes, holds = communication(grid, outcomes)
         parts = {"": [*notes, *settings(grid, outcomes)]}
@@ -145,13 +145,13 @@ def _present(grid: Grid, outcomes: Outcomes, out: Path, console: Console, say: S
 
 
 def _with_something(grid: Grid, table: SideBySide) -> SideBySide:
-    """Without groups that have neither numbers of the paper nor runs of ours."""
+    """The table without groups that have neither the paper's numbers nor runs of ours."""
     known = {*grid.recipe.values, *grid.selection.groups}
     return replace(table, groups=tuple((name, rows) for name, rows in table.groups if name in known))
 
 
 def _curves(grid: Grid, outcomes: Outcomes, out: Path) -> tuple[SideBySide, list[str]]:
-    """The scores by round as a table and, where it can be drawn, as a picture."""
+    """The scores by round as a table and, if matplotlib is installed, as a picture."""
     panels, notes = drawing.curves(grid, outcomes)
     path = out / "curves.png"
     try:
@@ -161,13 +161,13 @@ def _curves(grid: Grid, outcomes: Outcomes, out: Path) -> tuple[SideBySide, list
             path,
         )
         notes = [f"Drawn in {path.name}: mean over seeds, the band is their standard deviation.", *notes]
-    except FedstillError as error:  # the table says the same without it
+    except FedstillError as error:  # without matplotlib the table has to do
         notes = [str(error), *notes]
     return drawing.by_round(grid, panels), notes
 
 
 def _notes(grid: Grid, outcomes: Outcomes) -> list[str]:
-    """What the runs remarked, each remark once a method."""
+    """The runs' notes, each once per method."""
     remarks = [
         f"{run.row}: {note}" for run in grid.runs if isinstance(end := outcomes[run.folder], Run) for note in end.notes
     ]
@@ -175,7 +175,7 @@ def _notes(grid: Grid, outcomes: Outcomes) -> list[str]:
 
 
 def _reasons(runs: Sequence[GridRun], failures: Outcomes) -> list[str]:
-    """Every reason once, with the runs that it stopped."""
+    """Every reason once, with the runs that failed for it."""
     stopped: dict[str, list[str]] = {}
     for run in runs:
         if isinstance(reason := failures.get(run.folder), str):

@@ -1,4 +1,4 @@
-"""A paper's table with our numbers beside the paper's, cell by cell."""
+"""A paper's table with our numbers beside the paper's in every cell."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from fedstill.results.runs import Run, complete
 MISSING = "–"
 
 Outcomes = Mapping[Path, Run | str]
-"""What came of every run, by folder: the finished run, or why there is none."""
+"""Folder -> the finished run, or the reason why there is none."""
 
 
 @dataclass(frozen=True)
 class SideBySide:
-    """The cells as text; every row begins with the method's name."""
+    """A table's cells as text; every row begins with the method's name."""
 
     headings: tuple[str, ...]
     groups: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]
 
 
 def side_by_side(grid: Grid, outcomes: Outcomes) -> SideBySide:
-    """The whole table of the paper: what was not run shows the paper's number alone."""
+    """The whole table of the paper; cells that were not run show only the paper's number."""
     recipe = grid.recipe
     headings = tuple(column.heading or name for name, column in recipe.columns.items())
     groups = []
@@ -47,13 +47,13 @@ def side_by_side(grid: Grid, outcomes: Outcomes) -> SideBySide:
 
 
 def label(recipe: Recipe, row: str) -> str:
-    """The paper's name of a method, with ours where it is another."""
+    """The paper's name of a method, with our name if it differs."""
     ours = algorithms.make(recipe.rows[row].algorithm).title
     return row if _plain(ours) == _plain(row) else f"{row} (here: {ours})"
 
 
 def score(run: Run, split: str, metric: str) -> float | None:
-    """The server's, or the mean over the clients that were measured there where no server has a model."""
+    """The server's score; without a server model, the mean over the clients that were measured on that split."""
     if run.server is not None:
         return run.server.get(split, {}).get(metric)
     known = complete(scores[split].get(metric) for scores in run.clients.values() if split in scores)
@@ -61,7 +61,7 @@ def score(run: Run, split: str, metric: str) -> float | None:
 
 
 def finished(runs: Sequence[GridRun], outcomes: Outcomes) -> list[Run]:
-    """Those that came to their end."""
+    """The runs that are finished."""
     return [run for each in runs if isinstance(run := outcomes.get(each.folder), Run)]
 
 
@@ -77,7 +77,7 @@ def _ours(grid: Grid, outcomes: Outcomes, group: str, row: str, column: str) -> 
     if not runs:
         return "failed" if planned else MISSING
     shown = [_spread(complete(score(run, *what) for run in runs)) for what in grid.recipe.columns[column].shows]
-    if set(shown) == {MISSING}:  # nothing of the kind is measured for this method
+    if set(shown) == {MISSING}:  # this is not measured for this method
         return MISSING
     lost = len(planned) - len(runs)
     return f"{'/'.join(shown)} ({len(runs)}{f'; {lost} failed' if lost else ''})"
@@ -91,7 +91,7 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def render(table: SideBySide, width: int) -> list[Table]:
-    """For a terminal: as many columns beside each other as fit, the others below."""
+    """Tables for a terminal: as many columns side by side as fit, the others in further tables."""
     every = [rows for _, group in table.groups for rows in group]
     widths = [max(len(row[place]) for row in [table.headings, *every]) for place in range(len(table.headings))]
     blocks: list[list[int]] = [[]]
@@ -125,13 +125,13 @@ def markdown(table: SideBySide) -> str:
 
 
 def how_to_read(grid: Grid) -> list[str]:
-    """What a cell is, and what must not be concluded from it."""
+    """What the cells mean, and how not to read them."""
     recipe = grid.recipe
     if not recipe.values:
         what = f"The paper prints no numbers for this ({recipe.paper}): every cell is ours"
     else:
         what = f"A cell is paper | ours: {recipe.paper} as printed, then ours"
-    alone = "Ours is another scale than the paper's: results of their own, to be compared with each other."
+    alone = "Ours is another scale than the paper's: compare our numbers only with each other."
     return [
         f"{what}, in points: mean ± sample standard deviation over seeds (number of seeds).",
         *([alone] if grid.scale != "paper" else []),
@@ -142,7 +142,7 @@ def how_to_read(grid: Grid) -> list[str]:
 
 
 def settings(grid: Grid, outcomes: Outcomes) -> list[str]:
-    """Rows, clients, rounds, seeds and models behind the cells, as the records say them."""
+    """The rows, clients, rounds, seeds and models of the cells, read from the records."""
     first: dict[tuple[str, tuple[str, ...]], GridRun] = {}
     for run in grid.runs:
         if isinstance(outcomes.get(run.folder), Run):

@@ -1,1 +1,1 @@
-"""What a run leaves behind, and what can be said of several."""
+"""The record of a run, and comparisons of several runs."""

@@ -1,4 +1,4 @@
-"""Finished runs side by side: one row a method, with what the differences are worth."""
+"""Finished runs side by side: one row per method, with the differences between them and their significance."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,12 +25,12 @@ CAPTIONS = {
     "matthews": "Matthews correlation times 100",
     "positive_f1": "F1 of the positive class in points",
 }
-"""What the numbers of a table are, by metric."""
+"""Metric -> the caption of a table of its scores."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean over seeds and its sample standard deviation, which one seed does not have."""
+    """The mean over seeds and the sample standard deviation, which is None for one seed."""
 
     mean: float
     deviation: float | None
@@ -38,7 +38,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Difference:
-    """A method minus the one it is held against, over the seeds that can be paired."""
+    """A method's score minus that of the method it is compared with, over the seeds that can be paired."""
 
     mean: float
     seeds: tuple[int, ...]
@@ -66,7 +66,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The table's rows, the metric they are in, the method they are held against, and what a reader must know."""
+    """The table's rows, their metric, the method they are compared with, and notes for the reader."""
 
     metric: str
     domains: tuple[str, ...]
@@ -76,7 +76,7 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run], against: str | None = None, resamples: int = RESAMPLES) -> Comparison:
-    """One row a method, held against the best baseline among them or the method named by `against`."""
+    """One row per method, compared with the best baseline among them or with the method named by `against`."""
     _check_comparable(runs)
     methods = _by_method(runs)
     domains = _domain_order(runs)
@@ -97,7 +97,7 @@ def compare(runs: Sequence[Run], against: str | None = None, resamples: int = RE
 
 
 def to_dict(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as JSON takes it; every score and difference is a fraction."""
+    """The comparison as plain values for JSON; every score and difference is a fraction."""
     return {
         "metric": comparison.metric,
         "against": comparison.against,
@@ -120,7 +120,7 @@ def _check_comparable(runs: Sequence[Run]) -> None:
             if ours != theirs:
                 raise FedstillError(
                     f"{run.folder} and {first.folder} have different {what} ({', '.join(ours)}; {', '.join(theirs)}): "
-                    "runs on different corpora or partitions do not belong in one table; compare them apart"
+                    "runs on different corpora or partitions do not belong in one table; compare them separately"
                 )
         twin = taken.setdefault((run.name, run.method, run.seed), run.folder)
         if twin != run.folder:
@@ -133,7 +133,7 @@ def _by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
         names[run.method].add(run.name)
     methods = defaultdict[str, list[Run]](list)
     for run in sorted(runs, key=lambda run: run.seed):
-        # Two experiments may share a method and differ in a number: they must not be averaged as seeds of one.
+        # Two experiments may have one method with different settings: they must not be averaged as if they were seeds.
         methods[run.method if len(names[run.method]) == 1 else f"{run.method} ({run.name})"].append(run)
     return dict(methods)
 
@@ -239,7 +239,7 @@ def _note_on_tests(caption: str, rows: Iterable[Row], reference: str | None, is_
     else:
         tests.append(f"no t-test over seeds, which needs {FEWEST_SEEDS}")
     if test_rows := [count for difference in differences for count in difference.test_rows]:
-        tests.append(f"paired bootstrap over {_range(test_rows)} test rows a seed, {resamples:,} resamples")
+        tests.append(f"paired bootstrap over {_range(test_rows)} test rows per seed, {resamples:,} resamples")
     best = ", the best baseline here" if is_best else ""
     return f"{scores}; differences to {reference}{best}, with p: {'; '.join(tests)}."
 
@@ -248,7 +248,7 @@ def _notes_on_methods(methods: Mapping[str, Sequence[Run]]) -> list[str]:
     notes = []
     if any(run.clients for runs in methods.values() for run in runs):
         notes.append("Clients' mean: the clients' own models, each on the pooled test.")
-    notes.append("Bytes are whole messages as they crossed, greetings, headers and measurements included.")
+    notes.append("Bytes are those of whole messages, including greetings, headers and measurements.")
     for method, runs in methods.items():
         if runs[0].server is None:
             notes.append(

@@ -57,11 +57,11 @@ def label_file(
 
 
 def _answers(model: Model, experiment: Experiment, task: str | None) -> torch.Tensor:
-    """Which labels may be given: all, or where there are several tasks those of the one that was named."""
+    """Which labels are allowed: all, or with several tasks those of the named task."""
     tasks = sorted({label.partition("/")[0] for label in model.labels}) if experiment.corpus.is_of_tasks else []
     if task is None and not tasks:
         return torch.ones(len(model.labels), dtype=torch.bool)
     if task not in tasks:
-        wanted = f"it has no task {task!r}" if task is not None else "say which is meant with --task"
+        wanted = f"it has no task {task!r}" if task is not None else "name one of them with --task"
         raise FedstillError(f"this run has {'the tasks ' + ', '.join(tasks) if tasks else 'one task only'}: {wanted}.")
     return torch.tensor([label.partition("/")[0] == task for label in model.labels])

@@ -20,14 +20,14 @@ from fedstill.data.corpus import Corpus
 from fedstill.data.partition import Partition, label_counts
 
 SHADES = "·░▒▓█"
-"""None at all, then quarters of the largest cell."""
+"""For zero, then for each quarter of the largest cell."""
 
 Counts = npt.NDArray[np.integer]
 """[labels or tasks, clients]"""
 
 
 def holdings(corpus: Corpus, parts: Partition) -> tuple[Counts, tuple[str, ...]]:
-    """Training rows [labels, clients], or [tasks, clients] where there are several tasks; and the rows' names."""
+    """Training rows [labels, clients], or [tasks, clients] if there are several tasks; and the labels (or tasks)."""
     counts = np.stack([label_counts(corpus, parts.train[client]) for client in parts.clients], 1)
     if corpus.label_tasks is None:
         return counts, tuple(corpus.label_names)
@@ -36,7 +36,7 @@ def holdings(corpus: Corpus, parts: Partition) -> tuple[Counts, tuple[str, ...]]
 
 
 def lines(counts: Counts, rows: Sequence[str], columns: Sequence[str], width: int) -> Table:
-    """A table of labels down and clients across: numbers where they fit, else a shade a client or a few clients."""
+    """A table, one row per label and one column per client: numbers if they fit, else shades of one or more clients."""
     tries = (columns, width // 3), (_distinct(columns), width // 3), (_distinct(columns), width // 5)
     for names, longest in tries:
         table = _numbers(counts, [_short(name, longest) for name in rows], names)
@@ -47,7 +47,7 @@ def lines(counts: Counts, rows: Sequence[str], columns: Sequence[str], width: in
 
 
 def save(counts: Counts, rows: Sequence[str], columns: Sequence[str], title: str, path: Path) -> None:
-    """A PNG with a shade a cell, and the numbers where there are few."""
+    """A PNG with a shade in every cell, and with numbers if there are few cells."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -64,7 +64,7 @@ def save(counts: Counts, rows: Sequence[str], columns: Sequence[str], title: str
     step = 1 if clients <= 25 else 5 * math.ceil(clients / 125)
     shown = [_short(name, 14) for name in _distinct(columns)[::step]]
     is_long = sum(map(len, shown)) > 40
-    # A dollar in a name is no formula.
+    # No formulas: a name may contain a dollar sign.
     axes.set_xticks(range(0, clients, step), shown, rotation=90 if is_long else 0, fontsize=9, parse_math=False)
     axes.set_yticks(range(many), [_short(name, 24) for name in rows], fontsize=9, parse_math=False)
     axes.set_xlabel("client")
@@ -92,7 +92,7 @@ def _numbers(counts: Counts, rows: Sequence[str], columns: Sequence[str]) -> Tab
 def _shades(counts: Counts, rows: Sequence[str], columns: Sequence[str], width: int) -> Table:
     clients = counts.shape[1]
     longest, left = max(4, width // 4), width - clients - 1
-    # Somewhat shorter labels are a small price for a character a client.
+    # Labels are shortened somewhat more if that leaves one character for each client.
     labels = [_short(name, left if 8 <= left < longest else longest) for name in rows]
     room = max(1, width - max(map(len, labels), default=0) - 1)
     together = math.ceil(clients / room)
@@ -113,7 +113,7 @@ def _empty() -> Table:
 
 
 def _explained(table: Table, sentence: str, width: int) -> Table:
-    # A caption is wrapped to the table's own width, which a few clients leave too narrow for a sentence.
+    # Not a caption, which is wrapped to the table's width: with few clients that is too narrow for a sentence.
     whole = Table.grid()
     whole.add_column(max_width=width)
     whole.add_row(table)
@@ -122,7 +122,7 @@ def _explained(table: Table, sentence: str, width: int) -> Table:
 
 
 def _distinct(columns: Sequence[str]) -> list[str]:
-    """The numbers of clients that are numbered, else their names."""
+    """The clients' numbers if their names differ only in a number, else their names."""
     same = columns[0].rstrip("0123456789")
     numbers = [name.removeprefix(same) for name in columns]
     return numbers if all(map(str.isdigit, numbers)) else list(columns)
@@ -133,7 +133,7 @@ def _span(columns: Sequence[str]) -> str:
 
 
 def _ends(columns: Sequence[str], width: int) -> str:
-    """The first client's name at the left, the last one's at the right, where both fit."""
+    """The first client's name at the left and the last one's at the right, if both fit."""
     between = width - len(columns[0]) - len(columns[-1])
     return f"{columns[0]}{' ' * between}{columns[-1]}" if between > 0 else ""
 

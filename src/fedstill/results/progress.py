@@ -1,4 +1,4 @@
-"""What a person sees while a run works: a live table on a terminal, plain lines elsewhere."""
+"""What the user sees during a run: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record: what a run leaves behind, and reading it again."""
+"""The record: the files that a run writes, and reading them."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ class Record:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The last round's numbers, costs and names; there once the run is finished."""
+        """The last round's scores, costs and names; it exists when the run is finished."""
         try:
             return json.loads((self.folder / "summary.json").read_text())  # type: ignore[no-any-return]
         except FileNotFoundError as error:
             raise FedstillError(
-                f"{self.folder} holds no finished run; go on with: fedstill run --resume {self.folder}"
+                f"{self.folder} holds no finished run; continue it with: fedstill run --resume {self.folder}"
             ) from error
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run came to its end."""
+        """Whether the run is finished."""
         return (self.folder / "summary.json").exists()
 
     @cached_property
     def metrics(self) -> list[Metric]:
-        """Every measurement: a line a round, party, stage and split; and the method's own observations."""
+        """All measurements, one for each round, party, stage and split; and what the method itself observed."""
         return list(read_lines(self.folder / "metrics.jsonl"))
 
     @cached_property
@@ -53,7 +53,7 @@ class Record:
 
     @property
     def notes(self) -> list[str]:
-        """What was remarked on the way: fallbacks, failures."""
+        """Remarks made during the run: fallbacks, failures."""
         return [line["note"] for line in read_lines(self.folder / "log.jsonl") if "note" in line]
 
     def f1(self, party: str = SERVER, split: str = "test") -> float:
@@ -75,12 +75,12 @@ class Record:
         return load(self.model_folder(party))
 
     def model_folder(self, party: str = SERVER) -> Path:
-        """Where a party's model lies."""
+        """The folder of a party's model."""
         return self.folder / "models" / file_name(party)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a journal; a last one that was cut off is passed over."""
+    """The lines of a JSON lines file; an incomplete last line is skipped."""
     if not path.exists():
         return
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -120,7 +120,7 @@ def write_summary(record: Record, plan: Plan, crossed: dict[str, int], seconds: 
 
 
 def _last(measured: list[Metric], party: str) -> dict[str, dict[str, float]]:
-    """The scores of a party's last round by split, of the last stage; where it was processed, `before/` that too."""
+    """A party's scores by split after the last round and stage; if it was processed, those before that as `before/`."""
     before = [line for line in measured if line["stage"] != "processed"]
     if any(line["party"] == party for line in measured if line["stage"] == "processed"):
         earlier = {f"before/{split}": scores for split, scores in _newest(before, party).items()}
@@ -140,7 +140,7 @@ def _newest(measured: list[Metric], party: str) -> dict[str, dict[str, float]]:
 
 
 def _best_on_validation(measured: list[Metric], metric: str) -> dict[str, Any] | None:
-    """The round that validation would have chosen: simulation only, where the server can see the clients' rows."""
+    """The round with the best validation score; only in simulation, where the server can see the clients' rows."""
     validation, test = (
         {line["round"]: line[metric] for line in measured if line["party"] == SERVER and line["split"] == split}
         for split in ("validation", "test")

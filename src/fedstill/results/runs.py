@@ -1,4 +1,4 @@
-"""Finished runs, as they are read back from their folders."""
+"""Finished runs, read from their folders."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from fedstill.learning.metrics import METRICS, Integers
 
 POOLED = "test"
 TASKS, TASKS_MEAN = "tasks", "mean over tasks"
-"""The split that counts every task the same, and its heading."""
+"""The split in which all tasks count the same, and its heading."""
 DEEPEST = 3
 
 Scores = Mapping[str, Mapping[str, float]]
@@ -45,17 +45,17 @@ class Run:
 
     @property
     def metric(self) -> str:
-        """The headline metric, which every score below is in."""
+        """The headline metric: the metric of all scores below."""
         return self.metrics[0]
 
     @property
     def overall(self) -> float | None:
-        """The score on the pooled test: the server's, or the mean over clients where there is no server model."""
+        """The score on the pooled test: the server's, or the mean over clients if there is no server model."""
         return self._score(self.server, POOLED) if self.server is not None else self.clients_mean
 
     @property
     def clients_mean(self) -> float | None:
-        """Mean over clients of their scores on the pooled test."""
+        """The mean over clients of their scores on the pooled test."""
         known = complete(self._score(scores, POOLED) for scores in self.clients.values())
         return fmean(known) if known else None
 
@@ -65,7 +65,7 @@ class Run:
         return self._score(self.server if self.server is not None else self.clients.get(name), split)
 
     def domains(self) -> set[str]:
-        """Domains that any of the run's models was tested on."""
+        """All domains that a model of the run was tested on."""
         tested = [*([self.server] if self.server is not None else []), *self.clients.values()]
         named = {split.partition("/")[2] for scores in tested for split in scores if split.startswith(f"{POOLED}/")}
         return named | ({TASKS_MEAN} if any(TASKS in scores for scores in tested) else set())
@@ -75,7 +75,7 @@ class Run:
 
 
 class Runs(list[Run]):
-    """Finished runs, and the folders that were left out because theirs is not finished."""
+    """Finished runs, and the folders that were skipped because their run is not finished."""
 
     def __init__(self, runs: Iterable[Run] = (), skipped: Iterable[Path] = ()) -> None:
         super().__init__(runs)
@@ -83,7 +83,7 @@ class Runs(list[Run]):
 
 
 class Unpaired(Exception):
-    """Stored predictions that cannot be compared row by row, and why."""
+    """Stored predictions cannot be compared row by row; the message says why."""
 
 
 def load_runs(paths: Sequence[Path]) -> Runs:
@@ -106,7 +106,7 @@ def load_runs(paths: Sequence[Path]) -> Runs:
 
 
 def predictions(run: Run) -> tuple[Integers, list[Integers]]:
-    """Row numbers over labels, and what each model that makes up the run's global score predicted for those rows."""
+    """[row numbers, labels], and the predictions for these rows by each model that the run's global score is about."""
     parties = ["server"] if run.server is not None else sorted(run.clients)
     truths, predicted = [], []
     for party in parties:
@@ -127,7 +127,7 @@ def predictions(run: Run) -> tuple[Integers, list[Integers]]:
 
 
 def complete(values: Iterable[float | None]) -> list[float]:
-    """The values, or none at all unless every one is there: a mean over some would pass for one over all."""
+    """The values, or an empty list if one is missing: a mean over some must not look like a mean over all."""
     every = list(values)
     known = [value for value in every if value is not None]
     return known if len(known) == len(every) else []
@@ -148,7 +148,7 @@ def _load_run(folder: Path) -> Run:
         summary = json.loads(path.read_text(encoding="utf-8"))
         return Run(
             folder=folder,
-            # A federation's run and its simulation are the same experiment; in a table they stand apart.
+            # A federation's run and its simulation have the same name; in a table they are two methods.
             name=summary["name"] + (" in a federation" if summary.get("engine") == "flare" else ""),
             method=summary["method"],
             algorithm=summary["algorithm"],

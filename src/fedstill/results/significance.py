@@ -1,4 +1,4 @@
-"""Is a difference more than luck: over seeds, and over test rows."""
+"""Whether a difference is more than chance: tests over seeds and over test rows."""
 
 import warnings
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Bootstrap(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Test rows that are drawn together: the statistic adds `weights[k]` times the score of `predictions[k]`."""
+    """Test rows that are resampled together; the result adds up `weights[k]` times the score of `predictions[k]`."""
 
     labels: Integers
     predictions: Integers
@@ -32,7 +32,7 @@ class _Block(NamedTuple):
 
 
 def paired_over_seeds(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Two-sided p of a paired t-test, one pair a seed; None under three seeds, 1 when every pair is equal."""
+    """The two-sided p of a paired t-test, one pair per seed; None for fewer than three, 1 if all pairs are equal."""
     if len(a) != len(b):
         raise ValueError(f"{len(a)} and {len(b)} values cannot be paired")
     if len(a) < FEWEST_SEEDS:
@@ -40,7 +40,7 @@ def paired_over_seeds(a: Sequence[float], b: Sequence[float]) -> float | None:
     if np.array_equal(a, b):
         return 1.0
     with warnings.catch_warnings():
-        # Equal differences have no spread: p is then 0, and scipy warns that it may be imprecise.
+        # If all differences are equal, p is 0 and scipy warns that it may be imprecise.
         warnings.simplefilter("ignore", RuntimeWarning)
         return float(stats.ttest_rel(a, b).pvalue)
 
@@ -56,16 +56,16 @@ def paired_bootstrap(
     same_rows: bool = False,
     metric: Metric = weighted_f1,
 ) -> Bootstrap:
-    """Mean over seeds of first's score minus second's, with both scored on the same resampled test rows.
+    """The mean over seeds of the first's score minus the second's, both on the same resampled test rows.
 
-    A seed has several prediction vectors where its score is the mean over them. With `same_rows`, every seed was
-    tested on the same rows in the same order, and one draw serves them all.
+    A seed has several prediction vectors if its score is the mean over several models. With `same_rows`, all seeds were
+    tested on the same rows in the same order, and are resampled together.
     """
     blocks = _blocks(labels, first, second)
     if same_rows:
         blocks = [_merge(blocks)]
     generator = np.random.default_rng(seed)
-    # Rounded, because a tie that is off by the last bit would count as a win in every resample.
+    # Rounded, because a tie with a difference in the last bit would count as a win in every resample.
     observed = round(sum(_observed(block, classes, metric) for block in blocks), 12)
     each = (_resample(block, classes, metric, resamples, generator) for block in blocks)
     drawn = np.round(sum(each, start=np.zeros(resamples)), 12)
@@ -75,7 +75,7 @@ def paired_bootstrap(
 
 
 def p_text(value: float) -> str:
-    """A p value as it is printed."""
+    """A p value as text."""
     return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
@@ -111,8 +111,8 @@ def _observed(block: _Block, classes: int, metric: Metric) -> float:
 
 
 def _resample(block: _Block, classes: int, metric: Metric, resamples: int, generator: np.random.Generator) -> Floats:
-    # Rows with one label and the same predictions are interchangeable: counting the kinds drawn instead of the rows
-    # gives the same distribution from tens of counts a resample, not thousands.
+    # Rows with the same label and the same predictions are interchangeable: drawing how often each such kind occurs
+    # gives the same distribution with tens of counts per resample instead of thousands.
     kinds, times = np.unique(np.vstack([block.labels, block.predictions]), axis=1, return_counts=True)
     rows = len(block.labels)
     chunk = max(1, COUNTS_AT_ONCE // max(len(times), classes**2))

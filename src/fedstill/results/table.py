@@ -1,4 +1,4 @@
-"""A comparison as a table for a terminal, wide or narrow."""
+"""A comparison as a table for a wide or narrow terminal."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,13 +14,13 @@ from fedstill.results.significance import p_text
 MISSING = "–"
 
 MANY = 8
-"""Clients or domains beyond which they have no columns of their own."""
+"""With more clients or domains than this, they get no columns."""
 
 Column = tuple[str, Callable[[Row], str]]
 
 
 def render(comparison: Comparison, width: int | None = None) -> Table:
-    """A rich table in points, with the notes as its caption; split in two where the terminal is narrow."""
+    """A rich table in points, with the notes as its caption; two tables if the terminal is narrow."""
     width = width or get_console().width
     table = _table(comparison, [*_score_columns(comparison, " "), *_worth_columns(comparison)])
     for between in (" ", "\n"):

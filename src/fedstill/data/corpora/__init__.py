@@ -1,4 +1,4 @@
-"""Every corpus fedstill can read, and the one way in."""
+"""Reading a corpus: `load` reads any corpus that fedstill knows, a file, or a Hugging Face data set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["EMBEDDED", "CorpusSpec", "load", "load_public", "normalised"]
 
 
 class _Source(NamedTuple):
-    """What was read, before it becomes arrays."""
+    """The rows of a corpus, before they become arrays."""
 
     name: str
     rows: list[Row]
@@ -34,7 +34,7 @@ class _Source(NamedTuple):
 
 
 def load(spec: CorpusSpec, labels: Sequence[str] | None = None) -> Corpus:
-    """The corpus of a specification; `labels` fixes their order, and any other label is then an error."""
+    """The corpus of a specification; `labels`, if given, fixes their order, and any other label is an error."""
     if spec.is_of_tasks:
         joined = tasks.joined(str(spec.name), {task: load(part) for task, part in spec.parts().items()})
         _refuse_other_labels(joined.name, joined.label_names, labels, "task by task")
@@ -53,7 +53,7 @@ def load(spec: CorpusSpec, labels: Sequence[str] | None = None) -> Corpus:
 
 
 def load_public(spec: CorpusSpec) -> Corpus:
-    """The texts of a specification's training split, labelled or not; every label is -1, so that nobody sees one."""
+    """The texts of a specification's training split, labelled or not; every label is -1, so that none is used."""
     if spec.is_of_tasks:
         return tasks.joined(str(spec.name), {task: load_public(part) for task, part in spec.parts().items()})
     if spec.name in images.IMAGES:
@@ -70,7 +70,7 @@ def _refuse_other_labels(name: str, own: tuple[str, ...], labels: Sequence[str] 
 
 
 def _read(spec: CorpusSpec, is_public: bool = False) -> _Source:
-    """All rows of a specification; of a public one the training rows, whose labels need not be there."""
+    """All rows of a specification; if public only its training rows, which need no labels."""
     folder = None if spec.path is None else Path(spec.path).expanduser()
     if spec.name == "tweets":
         rows, counts = tweets.rows()
@@ -125,7 +125,7 @@ def _read_files(path: Path, spec: CorpusSpec, columns: Columns) -> tuple[list[Ro
 def _read_dataset(name: str, spec: CorpusSpec, columns: Columns) -> tuple[list[Row], list[Row] | None]:
     if Path(name).expanduser().exists():
         raise FedstillError(f"{name} is a file or folder; write `corpus: {{path: {name}}}`.")
-    # A slip of the pen should not wait for the Hub to say no.
+    # A mistyped name should be reported without waiting for the Hub.
     if near := difflib.get_close_matches(name, EMBEDDED, n=1, cutoff=0.75):
         raise FedstillError(
             f"There is no corpus called {name}. Did you mean {near[0]}? Fedstill's own are {', '.join(EMBEDDED)}; "
@@ -136,7 +136,7 @@ def _read_dataset(name: str, spec: CorpusSpec, columns: Columns) -> tuple[list[R
 
 
 def _assemble(source: _Source) -> tuple[Corpus, list[Row]]:
-    """The corpus without its labels, and its rows: empty texts out, domains numbered, equal texts grouped."""
+    """The corpus still without labels, and its rows: empty texts dropped, domains numbered, equal texts grouped."""
     everything = source.rows + (source.test_rows or [])
     counts = source.counts or {"rows read": len(everything)}
     held_out = np.arange(len(everything)) >= len(source.rows)
@@ -172,7 +172,7 @@ def _label_names(name: str, rows: list[Row], labels: Sequence[str] | None) -> tu
             raise row.fault("the label is missing; fill it in, or remove the row.")
         if labels is not None and row.label not in labels:
             raise row.fault(
-                f"the label {row.label!r} is none of {', '.join(labels)}; add it to `labels:` or remove it."
+                f"the label {row.label!r} is none of {', '.join(labels)}; add it to `labels:` or remove the row."
             )
     if labels is not None:
         return tuple(labels)
@@ -197,7 +197,7 @@ def _numbered(values: Iterable[str], names: tuple[str, ...]) -> Ints:
 
 
 def normalised(text: str, pair: str | None) -> str:
-    """What two rows share when they say the same in other spacing or case."""
+    """A key that is equal for rows that differ only in spacing or case."""
     return "\n".join(" ".join(part.casefold().split()) for part in (text, pair or ""))
 
 
@@ -216,7 +216,7 @@ def _groups(keys: list[str], own: list[str | None]) -> Ints:
     texts = np.array([names[key] for key in keys], dtype=np.int64)
     if not any(own):
         return texts
-    # Texts and groups are the nodes of a graph, rows its edges; a row without a group is tied to nothing but its text.
+    # Texts and groups are the nodes of a graph, rows its edges; a row without a group joins its text only to itself.
     named = {group: len(names) + number for number, group in enumerate(dict.fromkeys(filter(None, own)))}
     ends = np.array([named[group] if group else text for group, text in zip(own, texts, strict=True)], dtype=np.int64)
     size = len(names) + len(named)

@@ -1,4 +1,4 @@
-"""AdaFD's Amazon reviews, as its authors publish them: a CSV, or a folder of CSVs, a domain."""
+"""AdaFD's Amazon reviews, as its authors publish them: for every domain a CSV, or a folder of CSVs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from fedstill.common.errors import FedstillError
 from fedstill.data.corpora.files import Columns, Row, read
 
 LABELS = ("neutral", "positive", "negative")
-"""In the order of their numbers in the files."""
+"""In the files' order: label 0 first."""
 
 SPLITS = {"train", "dev", "valid", "validation", "test"}
 
 
 def rows(folder: Path, encoding: str = "utf-8") -> list[Row]:
-    """Every review below the folder, with its file's or folder's name as its domain."""
+    """Every review in the folder, with the name of its file or subfolder as its domain."""
     return [
         row._replace(label=_label(row), domain=domain)
         for domain, file in _files(folder)
@@ -31,7 +31,7 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
     files = sorted(folder.glob("*.csv")) + sorted(folder.glob("*/*.csv"))
     if not files:
         raise FedstillError(
-            f"{folder} holds no CSV file; put a file or a folder a domain into it (automotive.csv, ...)."
+            f"{folder} holds no CSV file; put a file or a folder for each domain into it (automotive.csv, ...)."
         )
     for file in files:
         domain = file.stem if file.parent == folder else file.parent.name

@@ -1,4 +1,4 @@
-"""Rows of labelled text out of CSV, TSV, JSON lines, Parquet or a Hugging Face data set, with every fault located."""
+"""Rows of labelled text from CSV, TSV, JSON lines, Parquet or a Hugging Face data set; errors name file and row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 
 
 class Row(NamedTuple):
-    """One labelled text and where it stands; an empty label is one that was missing."""
+    """One labelled text and where it was read; the label is empty if it was missing."""
 
     file: str
     line: int
@@ -30,24 +30,24 @@ class Row(NamedTuple):
     group: str | None = None
 
     def fault(self, what: str) -> FedstillError:
-        """The error that says `what` is wrong with this row."""
+        """An error about this row."""
         return fault(self.file, self.line, what)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns hold what."""
+    """The names of the columns."""
 
     text: str = "text"
     pair: str | None = None
     label: str | None = "label"
-    """None for texts that are to be labelled."""
+    """None for texts without labels."""
     domain: str | None = None
     group: str | None = None
 
 
 def fault(file: str | Path, line: int, what: str) -> FedstillError:
-    """The error that says `what` is wrong in a line of a file."""
+    """An error about a row of a file."""
     return FedstillError(f"{file}, row {line}: {what}")
 
 
@@ -58,37 +58,37 @@ def read(
     header: Sequence[str] | None = None,
     short: list[int] | None = None,
 ) -> Iterator[Row]:
-    """The rows of a file, or of a folder of files where a file is a domain named by its stem.
+    """The rows of a file, or of a folder where each file is a domain, named by the file's stem.
 
-    A list given as `short` takes the numbers of rows with too few fields, which are an error otherwise.
+    If a list is given as `short`, the numbers of rows with too few fields are added to it; else they are an error.
     """
     if not path.is_dir():
         yield from _read_file(path, columns, encoding, header, short)
         return
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
     if not files:
-        raise FedstillError(f"{path} is a folder without data; put {_or(SUFFIXES)} files into it, one a domain.")
+        raise FedstillError(f"{path} is a folder without data; put {_or(SUFFIXES)} files into it, one for each domain.")
     for file in files:
         for row in _read_file(file, columns, encoding, header, short):
             yield row if columns.domain else row._replace(domain=file.stem)
 
 
 def hub_dataset(name: str, config: str | None, split: str) -> Any:
-    """One split of a Hugging Face data set, as the `datasets` package has it."""
+    """One split of a Hugging Face data set, as an object of the `datasets` package."""
     try:
         import datasets
     except ImportError as error:
         raise FedstillError(
-            f"{name} is taken for a Hugging Face data set, and reading one needs the `datasets` package: "
+            f"{name} is read as a Hugging Face data set, which needs the `datasets` package: "
             'run `pip install "fedstill[datasets]"`, or give a file or folder with `path:`.'
         ) from error
     switch = offline()
     if switch:
-        # The library looks at its own variable only, and only when it is imported.
+        # The library reads only its own variable, and only when it is imported.
         datasets.config.HF_HUB_OFFLINE = True
     try:
         return datasets.load_dataset(name, config, split=split)
-    except Exception as error:  # the library's own, the Hub's and the network's, version by version
+    except Exception as error:  # which errors the library raises depends on its version
         reason = str(error).strip().partition("\n")[0].rstrip(".") + (f"; {switch} is set" if switch else "")
         which = f"{config}, split {split}" if config else f"split {split}"
         raise FedstillError(
@@ -118,11 +118,11 @@ def _read_file(
     if not path.exists():
         raise FedstillError(f"{path} does not exist; check `path:` (it is relative to {Path.cwd()}).")
     if suffix not in SUFFIXES:
-        raise FedstillError(f"{path} ends in none of the forms fedstill reads; save it as {_or(SUFFIXES)}.")
+        raise FedstillError(f"{path} is not in a format that fedstill reads; save it as {_or(SUFFIXES)}.")
     if header and suffix not in (".csv", ".tsv"):
         raise FedstillError(f"{path} names its own columns; leave `header:` out, it is for CSV and TSV.")
     if path.stat().st_size == 0:
-        raise FedstillError(f"{path} is empty; check that it was written to the end.")
+        raise FedstillError(f"{path} is empty; check that it was written completely.")
     records: Iterable[tuple[int, Mapping[str, object]]]
     if suffix == ".parquet":
         records = _parquet(path, columns)
@@ -134,13 +134,13 @@ def _read_file(
     for line, record in records:
         yield _row(str(path), line, record, columns)
     if not line:
-        raise FedstillError(f"{path} holds no rows; check that it was written to the end, or remove it.")
+        raise FedstillError(f"{path} holds no rows; check that it was written completely, or remove it.")
 
 
 def _decoded(path: Path, encoding: str) -> str:
     raw = path.read_bytes()
     try:
-        # Excel writes a byte-order mark in front of UTF-8; it is not part of the first column's name.
+        # Excel writes a byte-order mark before UTF-8 text; it is not part of the first column's name.
         return raw.decode(encoding).removeprefix("\ufeff")
     except LookupError as error:
         raise FedstillError(f"There is no encoding called {encoding!r}; try `encoding: cp1252` or utf-16.") from error
@@ -155,7 +155,7 @@ def _delimited(
     path: Path, columns: Columns, encoding: str, header: Sequence[str] | None, short: list[int] | None
 ) -> Iterator[tuple[int, Mapping[str, object]]]:
     csv.field_size_limit(2**31 - 1)
-    # strict, because a lenient reader lets an unclosed quote swallow the rest of the file without a word.
+    # strict, because otherwise an unclosed quote takes the rest of the file as one field, without an error.
     forms: dict[str, Any] = {
         ".csv": {"strict": True},
         ".tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE},
@@ -182,7 +182,7 @@ def _delimited(
         elif fields:
             _check_fields(path, line, fields, names, header)
             yield line, dict(zip(names, fields, strict=True))
-        # A row can span lines inside quotes; a fault is looked for where the row begins.
+        # A quoted text can have several lines; errors give the line where the row begins.
         line = reader.line_num + 1
 
 
@@ -196,16 +196,16 @@ def _check_fields(path: Path, line: int, fields: list[str], names: list[str], he
 
 
 def _json_lines(path: Path, columns: Columns, encoding: str) -> Iterator[tuple[int, Mapping[str, object]]]:
-    # Not splitlines(): JSON texts may hold the other characters it takes for line ends.
+    # Not splitlines(): it splits at other characters too, which JSON texts may contain.
     for line, text in enumerate(_decoded(path, encoding).split("\n"), start=1):
         if not text.strip():
             continue
         try:
             record = json.loads(text)
         except ValueError as error:
-            raise fault(path, line, f"this is not JSON ({error}); write one object a line.") from error
+            raise fault(path, line, f"this is not JSON ({error}); write one object per line.") from error
         if not isinstance(record, dict):
-            raise fault(path, line, "this is not a JSON object; write one object a line, without a list around them.")
+            raise fault(path, line, "this is not a JSON object; write one object per line, not a list of objects.")
         _check_columns(path, line, record, columns)
         yield line, record
 
@@ -238,7 +238,7 @@ def _wanted(columns: Columns) -> dict[str, str | None]:
 
 
 def _check_columns(file: str | Path, line: int, present: Iterable[str], columns: Columns) -> None:
-    """Every wanted column is there, once."""
+    """Refuse a file in which a wanted column is missing or occurs twice."""
     names = list(present)
     for use, name in _wanted(columns).items():
         if name is None or names.count(name) == 1:
@@ -279,13 +279,13 @@ def _row(file: str, line: int, record: Mapping[str, object], columns: Columns) -
 
 
 def _as_text(value: object, file: str, line: int, column: str) -> str:
-    """A cell as the file shows it: true, 3 rather than 3.0, and nothing for nothing."""
+    """A cell as text: `true` for True, `3` for 3.0, empty for a missing value."""
     if isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError as error:
             raise fault(
-                file, line, f"column {column!r} holds half a character ({error.reason}); mend its escape."
+                file, line, f"column {column!r} holds half a character ({error.reason}); correct its escape sequence."
             ) from error
         return value
     if value is None or (isinstance(value, float) and math.isnan(value)):

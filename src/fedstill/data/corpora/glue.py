@@ -15,7 +15,7 @@ HUB = "nyu-mll/glue"
 
 @dataclass(frozen=True)
 class Split:
-    """Where a split lies: its file in the task's folder, its name on the Hub."""
+    """Where a split is: its file in the task's folder, its name on the Hub."""
 
     file: str
     hub: str
@@ -29,10 +29,10 @@ class Task:
     labels: tuple[str, ...]
     metrics: tuple[str, ...]
     columns: Columns
-    """In the original files."""
+    """Of the original files."""
     hub_columns: Columns
     header: tuple[str, ...] | None = None
-    """Column names where the files have none."""
+    """Column names, for files without a header row."""
     has_short_rows: bool = False
     """Some published rows lack fields: they are left out and counted."""
     train: Split = Split("train.tsv", "train")
@@ -93,7 +93,7 @@ def spelled(task: str) -> str:
 
 
 def rows(name: str, folder: Path | None, is_public: bool = False) -> tuple[list[Row], list[Row], dict[str, int]]:
-    """Training rows, development rows and what was counted; a public task gives its training texts alone."""
+    """Training rows, development rows, and counts by reason; of a public task only the training texts."""
     task = TASKS[name]
     development = () if is_public else task.development
     if folder is not None:

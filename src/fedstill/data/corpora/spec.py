@@ -1,4 +1,4 @@
-"""How a corpus is asked for: the names fedstill knows, and what may be set with each."""
+"""`corpus:` in an experiment: the names that fedstill knows, and the options of each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EMBEDDED = {
         "film reviews in two domains: IMDB and Rotten Tomatoes", WHEELS["reviews"].licence, reviews.LABELS
     ),
     "amazon": Embedded(
-        "AdaFD's Amazon reviews, a domain a kind of product; needs `path:`", "your own copy is read", amazon.LABELS
+        "AdaFD's Amazon reviews, each kind of product a domain; needs `path:`", "your own copy is read", amazon.LABELS
     ),
     "glue": Embedded(
         f"GLUE; needs `task:` ({', '.join(glue.TASKS)}), and `path:` or the Hub",
@@ -35,8 +35,8 @@ EMBEDDED = {
         ("each task's own",),
     ),
     "superglue": Embedded(
-        f"SuperGLUE as FedDRS poses it; `task:` ({', '.join(superglue.TASKS)}), or a domain a task of all or of "
-        "`tasks: [...]`; `path:` or the Hub",
+        f"SuperGLUE as FedDRS uses it; `task:` ({', '.join(superglue.TASKS)}), or all tasks, or `tasks: [...]`, each a "
+        "domain; `path:` or the Hub",
         "each task's own",
         ("each task's own",),
     ),
@@ -47,7 +47,7 @@ EMBEDDED = {
         ("14 or 9 kinds of things",),
     ),
     "tasks": Embedded(
-        "several corpora as one, a domain a task: `tasks: {NAME: {name: ...}, ...}`",
+        "several corpora as one, each task a domain: `tasks: {NAME: {name: ...}, ...}`",
         "each corpus's own",
         ("task/label of each",),
     ),
@@ -64,7 +64,7 @@ USED = {
     "digits": {"size"},
     **{name: {"path", "size"} for name in images.IMAGES if name != "digits"},
 }
-"""What may be set with a name; with the other names fedstill knows, nothing."""
+"""The options of each name; the other names that fedstill knows have none."""
 
 
 class CorpusSpec(Settings):
@@ -72,13 +72,13 @@ class CorpusSpec(Settings):
 
     name: str | None = None
     task: str | None = None
-    """Of glue or superglue."""
+    """A task of glue or superglue."""
     tasks: dict[str, CorpusSpec | None] | None = None
-    """A corpus by the name of each task, or a list of superglue's, which are names that stand for themselves."""
+    """Task name -> corpus; for superglue a list of its task names."""
     path: str | None = None
-    """With tasks, the folder that their own paths start from."""
+    """With `tasks`, the folder that the tasks' own paths are relative to."""
     test: str | None = None
-    """A test file (or folder, or split of a data set) of its own."""
+    """A separate test file (or folder, or split of a data set)."""
     text: str | list[str] = "text"
     """One column, or two that make a pair."""
     label: str = "label"
@@ -86,15 +86,15 @@ class CorpusSpec(Settings):
     group: str | None = None
     encoding: str = "utf-8"
     header: list[str] | None = None
-    """Column names for a file whose first row is data already."""
+    """Column names, for a file without a header row."""
     split: str = "train"
     config: str | None = None
     classes: Literal[9, 14] = 14
-    """Of dbpedia."""
+    """The number of classes of dbpedia."""
     size: int = 28
-    """Height and width that images are scaled to."""
+    """The height and width that images are scaled to."""
     cut: bool = False
-    """Whether superglue's training rows are as few as FedDRS's."""
+    """Whether superglue keeps only as many training rows as FedDRS uses."""
 
     @model_validator(mode="before")
     @classmethod
@@ -117,7 +117,7 @@ class CorpusSpec(Settings):
         if not isinstance(value, list) or not all(isinstance(task, str) for task in value):
             return value
         if len({task.lower() for task in value}) < len(value):
-            raise ValueError("a task stands twice")
+            raise ValueError("a task is named twice")
         return dict.fromkeys(value)
 
     @field_validator("tasks")
@@ -151,7 +151,7 @@ class CorpusSpec(Settings):
         if self.name == "glue" and self.task is None:
             raise ValueError(f"glue needs a `task:`, one of {', '.join(glue.TASKS)}")
         if self.name == "tasks" and self.tasks is None:
-            raise ValueError("tasks needs `tasks:`, a corpus by the name of each, as in {news: {name: agnews}, ...}")
+            raise ValueError("tasks needs `tasks:`, a corpus for each task, as in {news: {name: agnews}, ...}")
         if idle := self._idle():
             raise ValueError(f"{self.name or self.path} takes no {', '.join(f'`{key}:`' for key in idle)}")
         if self.task is not None and self.tasks is not None:
@@ -172,18 +172,18 @@ class CorpusSpec(Settings):
 
     @property
     def is_of_tasks(self) -> bool:
-        """Whether this is several corpora, to be joined."""
+        """Whether this is several corpora that are to be joined."""
         return self.name == "tasks" or (self.name == "superglue" and self.task is None)
 
     def parts(self) -> dict[str, CorpusSpec]:
-        """Of a corpus of tasks, each task's corpus, with its whole path."""
+        """For a corpus of tasks: each task's corpus, with its full path."""
         if self.name == "superglue":
             shared = {"name": "superglue", "path": self.path, "cut": self.cut}
             return {task: CorpusSpec.model_validate({**shared, "task": task}) for task in self.tasks or superglue.TASKS}
         return {task: corpus.below(self.path) for task, corpus in (self.tasks or {}).items() if corpus is not None}
 
     def below(self, root: str | None) -> CorpusSpec:
-        """The same with its files looked for from this folder on, unless they are given by whole paths."""
+        """The same specification with relative paths below this folder."""
         if root is None or self.path is None:
             return self
         given = {key: value for key in ("path", "test") if (value := getattr(self, key))}
@@ -192,6 +192,6 @@ class CorpusSpec(Settings):
         )
 
     def columns(self) -> Columns:
-        """Which columns of the files hold what."""
+        """The names of the files' columns."""
         text, *pair = [self.text] if isinstance(self.text, str) else self.text
         return Columns(text, pair[0] if pair else None, self.label, self.domain, self.group)

@@ -1,4 +1,4 @@
-"""SuperGLUE's eight tasks as FedDRS poses them (its appendix A.2): one text a row, and a word for a label."""
+"""SuperGLUE's eight tasks in FedDRS's form (its appendix A.2): every row is one text, and every label one word."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from fedstill.data.corpora.records import Record
 HUB = "aps/super_glue"
 
 METRICS = ("accuracy",)
-"""Over rows, in every task: SuperGLUE's own F1a and exact match of MultiRC and ReCoRD are not computed."""
+"""Of rows, in every task: SuperGLUE's F1a and exact match for MultiRC and ReCoRD are not computed."""
 
 PLACEHOLDER = "@placeholder"
 _STAND_IN = "\ue000"
-"""A character for private use, which no published text has."""
+"""A private-use character of Unicode, which no published text contains."""
 
 
 class Posed(NamedTuple):
-    """A row in the making: what is asked, the passage it is asked about, and the label as published, if it is."""
+    """A row to be made: its text, the passage it is about, and the published label, if there is one."""
 
     text: str
     passage: str | None
@@ -36,7 +36,7 @@ class Posed(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """How a record becomes rows, the label word of each published label, and FedDRS's number of training rows."""
+    """How a record becomes rows, the word for each published label, and FedDRS's number of training rows."""
 
     pose: Callable[[Record], Iterable[Posed]]
     words: Mapping[object, str]
@@ -48,14 +48,14 @@ class Task:
         return tuple(dict.fromkeys(self.words.values()))
 
 
-# Cached, because a passage is said again with each of its answers.
+# Cached, because a passage is repeated with each of its answers.
 @lru_cache(maxsize=64)
 def cleaned(text: str) -> str:
-    """A field as FedDRS's examples show it: without punctuation or symbols, single spaces, case as it was.
+    """A field as in FedDRS's examples: without punctuation and symbols, with single spaces, in its original case.
 
-    What the examples force: a mark vanishes and leaves no space (`i.e.,` is `ie`, `so-called` is `socalled`,
-    `Afghanistan's` is `Afghanistans`), also outside ASCII (`posteriori – These`), also at a sentence's end,
-    where the full stop between fields takes its place (`later?` is `later.`); ReCoRD's `@placeholder` keeps its mark.
+    The examples show that a mark is removed without a space in its place (`i.e.,` is `ie`, `so-called` is `socalled`,
+    `Afghanistan's` is `Afghanistans`), also outside ASCII (`posteriori – These`), and also at the end of a field, where
+    the full stop between fields follows (`later?` is `later.`); ReCoRD's `@placeholder` keeps its mark.
     """
     marked = text.replace(PLACEHOLDER, _STAND_IN).translate(_marks()).replace(_STAND_IN, PLACEHOLDER)
     return " ".join(marked.split())
@@ -63,14 +63,14 @@ def cleaned(text: str) -> str:
 
 @cache
 def _marks() -> dict[int, None]:
-    """Every punctuation character and symbol of Unicode, mapped to nothing."""
+    """A translation table that removes every punctuation character and symbol of Unicode."""
     return {code: None for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code))[0] in "PS"}
 
 
 def processed(task: str, fields: Mapping[str, str], asks: str | None = None) -> str:
-    """`task name: field. name: field`; the field that `asks` names keeps a question mark in place of its full stop.
+    """`task name: field. name: field`; the field named by `asks` ends in its question mark instead of a full stop.
 
-    FedDRS's examples keep the question mark of MultiRC's question, and of nothing else.
+    FedDRS's examples keep only the question mark of MultiRC's question.
     """
     parts = [
         f"{name}: {cleaned(field)}{'?' if name == asks and field.rstrip().endswith('?') else '.'}"
@@ -103,7 +103,7 @@ def _copa(record: Record) -> Iterator[Posed]:
 
 
 def _multirc(record: Record) -> Iterator[Posed]:
-    if "paragraph" in record.values:  # the Hub's form: a row an answer
+    if "paragraph" in record.values:  # the Hub's form: one record per answer
         paragraph = record.text("paragraph")
         answers = [(record.text("question"), record.text("answer"), record)]
     else:
@@ -120,8 +120,8 @@ def _multirc(record: Record) -> Iterator[Posed]:
 
 
 def _record(record: Record) -> Iterator[Posed]:
-    """A row an entity, in the order of the file."""
-    if "query" in record.values:  # the Hub's form: a record a query, with names in place of spans
+    """One row for each entity, in the order of the file."""
+    if "query" in record.values:  # the Hub's form: one record per query, with names instead of spans
         passage = record.text("passage")
         entities = record.texts("entities")
         queries = [(record.text("query"), record.texts("answers") if "answers" in record.values else None)]
@@ -136,7 +136,7 @@ def _record(record: Record) -> Iterator[Posed]:
             )
             for asked in record.parts("qas")
         ]
-    # Highlights are sentences like the others in FedDRS's example.
+    # In FedDRS's example, highlights are sentences like the others.
     plain = passage.replace("@highlight", " ")
     for query, answers in queries:
         for entity in dict.fromkeys(entities):
@@ -150,7 +150,7 @@ def _wic(record: Record) -> Iterator[Posed]:
 
 
 def _wsc(record: Record) -> Iterator[Posed]:
-    """The second span alone is marked, as in FedDRS's example, which does not say which first span is meant."""
+    """Only the second span is marked, as in FedDRS's example; so the text does not show which first span is meant."""
     target = record.part("target") if "target" in record.values else record  # flat on the Hub
     words = record.text("text").split()
     start = target.number("span2_index")
@@ -162,7 +162,7 @@ def _wsc(record: Record) -> Iterator[Posed]:
     yield Posed(f"wsc: {marked}", record.text("text"), record.values.get("label"))
 
 
-# True is 1 and False is 0 to Python, and so they are in the files and on the Hub.
+# True equals 1 and False equals 0 in Python; so these words serve both the files (booleans) and the Hub (numbers).
 TASKS = {
     "BoolQ": Task(_boolq, {True: "Yes", False: "No"}, cut=9427),
     "CB": Task(
@@ -202,12 +202,13 @@ def spelled(task: str) -> str:
 def rows(
     name: str, folder: Path | None, is_cut: bool = False, is_public: bool = False
 ) -> tuple[list[Row], list[Row], dict[str, int]]:
-    """Training rows, development rows and what was counted; a public task gives its training texts alone.
+    """Training rows, development rows, and counts by reason; of a public task only the training texts.
 
-    A cut task keeps the first rows, as many as FedDRS trains on; a row is an answer or entity, not a question.
+    If `is_cut`, only the first training rows are kept, as many as FedDRS uses; a row is an answer or an entity, not a
+    question.
     """
     splits = ("train",) if is_public else ("train", "val")
-    # Before anything is read, so that a missing file is told at once.
+    # All files are looked up before any is read, so that a missing one is reported at once.
     sources = [_source(name, folder, split) for split in splits]
     counts = {"rows read": 0}
     limit = TASKS[name].cut if is_cut else None
@@ -231,7 +232,7 @@ def _posed(
             if limit is not None and len(found) >= limit:
                 beyond += 1
                 continue
-            # Questions on one passage stay together inside a split; across splits the publisher's choice stands.
+            # Questions about one passage stay together, but only within a published split.
             group = None if passage is None else f"{record.file}: {passage}"
             found.append(Row(record.file, record.line, text, None, word, group=group))
     if beyond:
@@ -249,7 +250,7 @@ def _word(record: Record, name: str, label: object) -> str:
 
 
 def _source(name: str, folder: Path | None, split: str) -> Iterable[Record]:
-    """The records of a split, not yet read."""
+    """The records of a split, read lazily."""
     if folder is None:
         return records.dataset(HUB, name.lower(), {"train": "train", "val": "validation"}[split])
     home = _home(name, folder)
@@ -265,7 +266,7 @@ def _source(name: str, folder: Path | None, split: str) -> Iterable[Record]:
 
 
 def _home(name: str, folder: Path) -> Path:
-    """The task's folder, in whatever case it is written."""
+    """The task's folder; upper and lower case do not matter."""
     wanted = {name.lower(), f"{name.lower()}_dataset"}  # WiC's own publisher calls it WiC_dataset
     if not folder.is_dir():
         raise FedstillError(
@@ -287,7 +288,7 @@ def _home(name: str, folder: Path) -> Path:
 
 
 def _wic_data(home: Path, split: str) -> Path | None:
-    """WiC's sentences in its own publisher's form, if they are there."""
+    """The file of WiC's sentences in its original publisher's form, if it is there."""
     files = (home / f"{split}.data.txt", home / split / f"{split}.data.txt")
     return next((file for file in files if file.is_file()), None)
 
@@ -295,7 +296,7 @@ def _wic_data(home: Path, split: str) -> Path | None:
 def _wic_records(data: Path) -> Iterator[Record]:
     gold = data.with_name(data.name.replace(".data.", ".gold."))
     if not gold.is_file():
-        raise FedstillError(f"{gold} is missing; WiC has its labels there, a line each of {data.name}.")
+        raise FedstillError(f"{gold} is missing; it has WiC's labels, one for each line of {data.name}.")
     sentences, labels = list(records.lines(data)), list(records.lines(gold))
     if len(sentences) != len(labels):
         raise FedstillError(
@@ -304,7 +305,7 @@ def _wic_records(data: Path) -> Iterator[Record]:
     for (line, text), (gold_line, label) in zip(sentences, labels, strict=True):
         fields = text.split("	")
         if len(fields) != 5:
-            raise fault(data, line, f"expected 5 fields parted by tabs and found {len(fields)}.")
+            raise fault(data, line, f"expected 5 fields separated by tabs and found {len(fields)}.")
         if label.strip() not in ("T", "F"):
             raise fault(gold, gold_line, f"the label is {label.strip()!r}; it must be T or F.")
         word, _, _, first, second = fields

@@ -1,4 +1,4 @@
-"""Several corpora as one: every task a domain, with labels of its own."""
+"""Several corpora as one: every task is a domain with its own labels."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fedstill.data.corpus import Corpus, Ints
 METRICS = ("accuracy", "f1")
 
 HELD_OUT_OF = 10
-"""One group in so many is a test row's, in a task that comes without a test file beside tasks that have one."""
+"""If some tasks have a test file, every task without one holds out one of this many groups."""
 
 
 def joined(name: str, parts: Mapping[str, Corpus]) -> Corpus:
     """One corpus whose domains are the tasks, sorted, and whose labels are called `task/label`.
 
-    The two texts of a pair become one with a space between, since single texts may stand beside them. A task's own
-    domains are dropped. Groups stay inside their task: what two tasks share counts as two texts.
+    The two texts of a pair become one, with a space between, since other tasks may have single texts. A task's own
+    domains are dropped. Groups stay within their task: a text that two tasks share counts as two texts.
     """
     tasks = dict(sorted(parts.items()))
     for task, part in tasks.items():
@@ -64,14 +64,14 @@ def _groups(part: Corpus) -> Ints:
 
 
 def _shifted(arrays: list[Ints], widths: list[int]) -> Ints:
-    """The arrays one behind the other, each numbered on from the last; -1, which is no number, stays."""
+    """The arrays concatenated, with numbers shifted so that no two arrays share one; -1, which is no number, stays."""
     starts = np.cumsum([0, *widths[:-1]])
     moved = [np.where(array < 0, array, array + start) for array, start in zip(arrays, starts, strict=True)]
     return np.concatenate(moved).astype(np.int64)
 
 
 def _with_test_rows(task: str, part: Corpus, counts: dict[str, int]) -> Corpus:
-    """The task with test rows: those that it has, or a tenth of every label."""
+    """The task with test rows: its own, or else a tenth of every label."""
     if part.held_out is not None:
         return part
     held_out = _a_tenth(part.labels, _groups(part))
@@ -80,12 +80,12 @@ def _with_test_rows(task: str, part: Corpus, counts: dict[str, int]) -> Corpus:
 
 
 def _a_tenth(labels: Ints, groups: Ints) -> npt.NDArray[np.bool_]:
-    """Every tenth group of each label, whole; a group's label is that of its first row."""
+    """Every tenth group of each label, with all its rows; a group's label is that of its first row."""
     _, first, of_row = np.unique(groups, return_index=True, return_inverse=True)
     chosen = np.zeros(len(first), np.bool_)
     in_order = np.argsort(first)
     for label in np.unique(labels):
         members = in_order[labels[first[in_order]] == label]
-        # From the middle of the first ten on, so that the count is a tenth rounded, not rounded down.
+        # Starting in the middle of the first ten, so that the count is rounded to the nearest, not down.
         chosen[members[HELD_OUT_OF // 2 - 1 :: HELD_OUT_OF]] = True
     return chosen[of_row]

@@ -1,4 +1,4 @@
-"""AG News and DBpedia: texts by topic, from the publishers' CSV files or the Hugging Face Hub."""
+"""AG News and DBpedia: texts labelled by topic, from the publishers' CSV files or the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ METRICS = ("accuracy", "f1")
 
 @dataclass(frozen=True)
 class Topics:
-    """A corpus of topics: its labels in the order of their numbers, and where its splits lie."""
+    """A corpus of topics: its labels in the order of their numbers, and where its splits are."""
 
     title: str
     labels: tuple[str, ...]
     hub: str
     hub_columns: Columns
     train: tuple[tuple[str, str], ...] = (("train.csv", "train"),)
-    """File and split of the Hub, of each part; those behind the first may be missing."""
+    """The file and the Hub's split of each part; only the first file is required."""
     test: tuple[str, str] = ("test.csv", "test")
     needs_test: bool = False
     has_header: bool = False
@@ -72,7 +72,7 @@ _DBPEDIA_9 = Topics(
     ),
     "DeveloperOats/DBPedia_Classes",
     Columns("text", None, "l1"),
-    # A partition draws validation rows of its own, so the published ones are trained on.
+    # A partition draws its own validation rows, so the published ones are used for training.
     train=(("DBPEDIA_train.csv", "train"), ("DBPEDIA_val.csv", "validation")),
     test=("DBPEDIA_test.csv", "test"),
     has_header=True,
@@ -81,7 +81,7 @@ DBPEDIA = {14: _DBPEDIA_14, 9: _DBPEDIA_9}
 
 
 def rows(topics: Topics, folder: Path | None, is_public: bool = False) -> tuple[list[Row], list[Row] | None]:
-    """Training rows, and test rows where there are any; public topics give their training texts alone."""
+    """Training rows, and test rows if there are any; of public topics only the training texts."""
     if folder is None:
         train = [row for _, split in topics.train for row in _from_hub(topics, split, is_public)]
         return train, None if is_public else list(_from_hub(topics, topics.test[1], is_public))
@@ -117,9 +117,9 @@ def _from_file(topics: Topics, file: Path, is_public: bool) -> Iterator[Row]:
 def _form(file: Path) -> tuple[Columns, tuple[str, ...], int]:
     """Columns, their names and the first label's number: the publisher's three columns, or label and text.
 
-    The publisher counts labels from 1; the common copies with one text count from 0.
+    The publisher counts labels from 1; the common copies with a single text column count from 0.
     """
-    # Bytes that are not UTF-8 and broken quotes are for the reader of the whole file to locate.
+    # Bytes that are not UTF-8 and broken quotes are reported later, when the whole file is read.
     with file.open(encoding="utf-8", errors="replace", newline="") as opened, contextlib.suppress(csv.Error):
         if len(next(csv.reader(opened), [])) == 3:
             return Columns("title", "description"), ("label", "title", "description"), 1

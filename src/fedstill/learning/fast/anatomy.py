@@ -1,6 +1,6 @@
-"""Where the classifiers of Hugging Face that we know keep their parts: one description for all their families.
+"""Where the Hugging Face classifiers that the fast path supports keep their parts: one description for all families.
 
-The parts are the modules themselves: whoever computes with an `Anatomy` computes with the model's own parameters.
+The parts are the modules themselves: code that computes with an `Anatomy` uses the model's own parameters.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: attention, then two linear layers, each added to what it was given and normalised after."""
+    """One layer: attention, then two linear layers; both blocks end with a residual connection and a norm."""
 
     query: nn.Linear
     key: nn.Linear
     value: nn.Linear
     mix: nn.Linear
-    """What the heads found, together."""
+    """Attention's output projection: combines what the heads computed."""
     mix_norm: nn.LayerNorm
     up: nn.Linear
     down: nn.Linear
@@ -30,7 +30,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """An encoder with a classifier that looks at the first position."""
+    """An encoder with a classifier on the first position's state."""
 
     words: nn.Embedding
     positions: nn.Embedding
@@ -41,18 +41,18 @@ class Anatomy:
     activation: Callable[[Tensor], Tensor]
     activation_name: str
     first_position: int | None
-    """None: positions count columns from 0. Else (RoBERTa): they count tokens that are no padding, from here + 1."""
+    """None: positions are columns, from 0. Otherwise (RoBERTa) they count the tokens without padding, from this + 1."""
     dropout: float
-    """Of the embeddings and after the last linear layer of every layer."""
+    """After the embeddings, and after `down` in every layer."""
     mix_dropout: float
-    """After the heads are mixed: DistilBERT has none there."""
+    """After `mix` in every layer; DistilBERT has none there."""
     attention_dropout: float
     head: tuple[nn.Module, ...]
-    """What the first position's state goes through, one after the other, to become logits."""
+    """The modules that turn the first position's state into logits, in this order."""
 
 
 def dissect(module: nn.Module) -> Anatomy | None:
-    """The module's anatomy, or None where it is of a kind that we do not know."""
+    """The module's anatomy, or None for kinds of models that are not supported."""
     if module not in _KNOWN:
         read = _FAMILIES.get(type(module).__name__) if type(module).__module__.startswith("transformers.") else None
         anatomy = read(module) if read is not None and _is_plain(module.config) else None
@@ -64,14 +64,14 @@ _KNOWN: WeakKeyDictionary[nn.Module, Anatomy | None] = WeakKeyDictionary()
 
 
 def _is_plain(config: Any) -> bool:
-    """Without the few options that change what is computed."""
+    """Whether the configuration has none of the options that change what is computed."""
     kind = getattr(config, "position_embedding_type", "absolute")
     decodes = getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False)
     return kind == "absolute" and not decodes and not getattr(config, "sinusoidal_pos_embds", False)
 
 
 def _has_plain_parts(anatomy: Anatomy) -> bool:
-    """Whether its parts are torch's own: somebody may have put others in their place, which compute something else."""
+    """Whether all parts are torch's own classes: a part that was replaced (an adapter, say) computes something else."""
     tables = [table for table in (anatomy.words, anatomy.positions, anatomy.types) if table is not None]
     parts = [part for layer in anatomy.layers for part in vars(layer).values()]
     kinds = {type(part) for part in (anatomy.norm, *tables, *parts)}

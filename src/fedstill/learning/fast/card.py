@@ -1,8 +1,8 @@
-"""The way to the card: phases and predictions that a GPU's fast path takes, and parties that learn there at once.
+"""The entry to the fast path on a GPU ("the card"): phases, predictions, and several clients that learn at once.
 
-A method says what one client does, one client after the other. In a meeting each client's work has a thread, and only
-one of them runs at a time; a client that comes to a phase the card can stack waits there. When all others wait too, or
-are done, the phases are run together.
+A method describes the work of one client at a time. In a meeting each client's work has its own thread, and only one
+thread runs at a time. A client that reaches a phase which can be stacked waits there; when all the others wait too, or
+have finished, the waiting phases are run together.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Losses = tuple[list[float], list[list[float]]]
 """Mean losses by epoch, and by epoch and class."""
 
 WIDEST = 16
-"""Clients in a stack at most: more do not make products faster."""
+"""The most clients in one stack: with more, matrix products do not get faster."""
 
 _here = threading.local()
 
 
 def learn(phase: Phase, targets: Tensor, loss: Any, class_weights: Tensor | None) -> Losses | None:
-    """Run a whole phase on the card, together with others in a meeting; None where that cannot be."""
+    """Run a whole phase on the card, in a meeting together with others; None where the card cannot run it."""
     is_usual = phase.settings.optimiser == "adamw" and phase.settings.epochs > 0
     if not is_usual or not _can(phase.model, phase.data, phase.precision):
         return None
@@ -47,7 +47,7 @@ def learn(phase: Phase, targets: Tensor, loss: Any, class_weights: Tensor | None
 
 
 def predict(model: nn.Module, data: Examples, precision: str) -> Tensor | None:
-    """The logits of the data, packed by length, in fp32 on the CPU; None where that cannot be."""
+    """The logits of the data, computed on the card, returned in fp32 on the CPU; None where the card cannot run it."""
     if not _can(model, data, precision):
         return None
     from fedstill.learning.fast.gpu import together
@@ -56,7 +56,7 @@ def predict(model: nn.Module, data: Examples, precision: str) -> Tensor | None:
 
 
 def _can(model: nn.Module, data: Examples, precision: str) -> bool:
-    """Whether this is text in bf16, on a GPU that has what the fast path needs."""
+    """Whether this is text in bf16, on a GPU with everything the fast path needs."""
     first = next(model.parameters(), None)
     return (
         first is not None
@@ -71,7 +71,7 @@ def _can(model: nn.Module, data: Examples, precision: str) -> bool:
 
 
 def meet(works: Sequence[Callable[[], T]]) -> list[T]:
-    """Do all of the works; what each returned. The first error, in their order, is raised when all have ended."""
+    """Do all works and return their results; when all have ended, the first error in their order is raised."""
     guests = [_Guest(work) for work in works]
     for guest in guests:
         guest.go_on()
@@ -82,7 +82,7 @@ def meet(works: Sequence[Callable[[], T]]) -> list[T]:
         found: Sequence[Losses | BaseException]
         try:
             found = together.run_all([guest.job for guest in waiting])
-        except Exception as error:  # nobody knows whose fault it was
+        except Exception as error:  # it is not known which phase caused it, so all of them get it
             found = [error] * len(waiting)
         share_s = (time.perf_counter() - started) / len(waiting)
         for guest, losses in zip(waiting, found, strict=True):
@@ -96,13 +96,13 @@ def meet(works: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def waited_s() -> float:
-    """How long the work of this thread has waited for others in its meeting; its share of what was done is its own."""
+    """How long this thread's work has waited for others in its meeting, less its share of the phases run together."""
     guest: _Guest | None = getattr(_here, "guest", None)
     return 0.0 if guest is None else guest.waited_s
 
 
 class _Guest:
-    """One client's work, in a thread that runs only when it is told to."""
+    """One client's work in a thread, which runs only between `go_on` and the next wait."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self.work = work
@@ -116,14 +116,14 @@ class _Guest:
         self.thread.start()
 
     def go_on(self) -> None:
-        """Let it work until it waits again, or ends."""
+        """Let the thread run until it waits for a phase, or ends."""
         self.job = None
         self.paused.clear()
         self.turn.set()
         self.paused.wait()
 
     def wait_for(self, job: Any) -> Losses:
-        """Called in its thread: hand the job over and sleep until it is done."""
+        """Called in the guest's thread: hand over the job and wait until it is done."""
         started = time.perf_counter()
         self.job = job
         self.turn.clear()

@@ -1,6 +1,6 @@
 """The same logits in less time on a CPU: no padding in the linear layers, the last layer only at the first position.
 
-The parameters are the Hugging Face module's own, used where they are: nothing is copied, kept or given back.
+It computes with the Hugging Face module's own parameters: nothing is copied or kept.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ KEYS = {"input_ids", "attention_mask", "token_type_ids"}
 
 
 class Tokens(NamedTuple):
-    """Of the packed tokens: what they are."""
+    """Word, position and type of every packed token."""
 
     words: Tensor
     positions: Tensor
     types: Tensor | None
-    """None: all of the first type."""
+    """None: all tokens are of type 0."""
 
 
 def logits(module: nn.Module, batch: dict[str, Tensor], fast: Fast) -> Tensor | None:
@@ -56,7 +56,7 @@ def logits(module: nn.Module, batch: dict[str, Tensor], fast: Fast) -> Tensor | 
 
 
 def _applies(anatomy: Anatomy, batch: dict[str, Tensor]) -> bool:
-    """Whether the numbers are of the kind that is computed here."""
+    """Whether device, number format and shapes are supported here."""
     table, ids = anatomy.words.weight, batch["input_ids"]
     is_plain = table.device.type == "cpu" and table.dtype in (torch.float32, torch.float64)
     is_batch = all(value.ndim == 2 and value.shape == ids.shape for value in batch.values()) and ids.numel() > 0
@@ -64,7 +64,7 @@ def _applies(anatomy: Anatomy, batch: dict[str, Tensor]) -> bool:
 
 
 def _pack(anatomy: Anatomy, batch: dict[str, Tensor]) -> tuple[Unpadded, Tokens] | None:
-    """The batch without padding; None where the model has no answer, or one that only it knows."""
+    """The batch without padding; None for a batch that the model itself must compute, or refuse."""
     ids = batch["input_ids"].numpy()
     mask = batch["attention_mask"].numpy() != 0 if "attention_mask" in batch else np.ones(ids.shape, np.bool_)
     types = batch["token_type_ids"].numpy() if "token_type_ids" in batch else None

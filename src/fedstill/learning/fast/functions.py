@@ -1,7 +1,7 @@
-"""The parts of a layer over packed tokens, each with its derivative written out by hand.
+"""The parts of a layer over packed tokens, each with a hand-written derivative.
 
-Autograd would give the same, but writes, keeps and reads every number several times, and here memory is what takes
-time. Dropout masks are factors (`masks.Masks.draw`), or None for no dropout.
+Autograd would give the same, but it writes, keeps and reads every number several times, and memory access is what takes
+the time here. Dropout masks are factors to multiply by (`masks.Masks.draw`), or None for no dropout.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ def times(values: Tensor, factor: Factor) -> Tensor:
 
 
 class Activation:
-    """Any activation with its derivative; GELU's are torch's own kernels."""
+    """Any activation with its derivative; for GELU torch's own kernels."""
 
     def __init__(self, name: str, call: Callable[[Tensor], Tensor]) -> None:
         self.is_gelu, self.call = name == "gelu", call
 
     def forward(self, values: Tensor) -> Tensor:
-        """At these values."""
+        """The activation of these values."""
         return F.gelu(values) if self.is_gelu else self.call(values)
 
     def backward(self, slope: Tensor, values: Tensor) -> Tensor:
-        """The derivative at these values, times what comes from behind."""
+        """The gradient of these values, given the gradient `slope` of the output."""
         if self.is_gelu:
             return aten.gelu_backward(slope, values)  # type: ignore[no-any-return]
         with torch.enable_grad():
@@ -94,7 +94,7 @@ class Embed(Function):
 
 
 class Attend(Function):
-    """What the heads of every token find, [tokens, size]."""
+    """The attention output of every token, all heads side by side, [tokens, size]."""
 
     @staticmethod
     def forward(
@@ -142,10 +142,11 @@ class Attend(Function):
 
 
 class AttendFirst(Function):
-    """What the heads of each text's first token find, [texts, size].
+    """The attention output of each text's first token, all heads side by side, [texts, size].
 
-    A first token's score of a token is q.(K x) = (K^T q).x, and what it finds is sum p (V x) = V (sum p x), so nobody
-    needs the keys and values of all tokens. The keys' bias adds the same to all scores of a text: it has no effect.
+    The first token's score for a token x is q.(K x) = (K^T q).x, and its output is sum p (V x) = V (sum p x), so the
+    keys and values of all tokens are never computed. The keys' bias adds the same number to all scores of a text, which
+    has no effect after softmax.
     """
 
     @staticmethod
@@ -165,7 +166,7 @@ class AttendFirst(Function):
         first = states.index_select(0, texts.firsts)
         query = torch.addmm(query_bias, first, query_weight.t())
         ctx.scale = (len(query_weight) // heads) ** -0.5
-        # By head: [heads, texts, ...] is what products with a head's share of the weights want.
+        # [heads, texts, ...], as batched products with the weights of each head need it.
         asked = torch.bmm(_by_head(query, heads), key_weight.view(heads, -1, states.shape[1])).mul_(ctx.scale)
         means = asked.new_empty(heads, len(first), states.shape[1])
         sums = asked.new_empty(len(first), heads)
@@ -217,7 +218,7 @@ class AttendFirst(Function):
 
 
 class Transform(Function):
-    """A layer after its attention: both times linear, dropout, added to what was given, normalised."""
+    """A layer after its attention: two blocks, each with dropout, a residual connection and a norm."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Dropout masks from a quick generator: on a CPU, torch's own cost as much as the layers that they thin out."""
+"""Dropout masks from a fast generator: on a CPU, torch's masks take as much time as the layers they are for."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 STEPS = 1 << 16
-"""A number is dropped where 16 random bits lie below a threshold, so a probability is exact to 1/65536."""
+"""A value is dropped where 16 random bits are below a threshold, so probabilities are exact to 1/65536."""
 
 
 class Masks:
-    """The masks of one pass. A pass has a seed of its own from torch's generator, which so governs all of them."""
+    """The masks of one pass. Every pass takes its seed from torch's generator, so torch's seed determines all masks."""
 
     def __init__(self, is_quick: bool) -> None:
         self.generator = np.random.SFC64(int(torch.randint(2**63 - 1, ()))) if is_quick else None
 
     def draw(self, shape: tuple[int, ...], probability: float, like: Tensor) -> Tensor | None:
-        """What to multiply by: 0, with that probability, or what keeps the expectation; None where nothing drops."""
+        """Factors to multiply by: 0 with this probability, else 1 / (1 - probability); None for no dropout."""
         if probability <= 0:
             return None
         if self.generator is None:

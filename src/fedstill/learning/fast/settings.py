@@ -14,19 +14,19 @@ from fedstill.common.settings import Settings
 
 
 class Fast(Settings):
-    """The techniques, each of which can be switched alone; `fast: false` is short for none of them.
+    """The techniques; each can be switched on or off alone. `fast: false` switches all of them off.
 
-    Without any, a model computes as Hugging Face's own code does, with torch's own optimiser.
+    Then a model computes with Hugging Face's own code and learns with torch's default optimiser.
     """
 
     encoder: bool = True
     """On a CPU: our encoder over packed tokens, so that padding costs nothing in the linear layers."""
     last_layer: bool = True
-    """With it: the last layer only at the position that the head looks at."""
+    """With `encoder`: compute the last layer only at the position that the head uses."""
     masks: bool = True
-    """With it: dropout masks from a quicker generator."""
+    """With `encoder`: dropout masks from a faster generator."""
     vocabulary: bool = True
-    """Learn with the word embeddings of the words that occur in the phase's data; the others cannot change."""
+    """Learn only the embeddings of words that occur in the phase's data; the others cannot change in it."""
     optimiser: bool = True
     """A fused optimiser."""
     graphs: bool = True
@@ -43,18 +43,18 @@ _OFF: ContextVar[bool] = ContextVar("off", default=False)
 
 
 def accelerate(module: nn.Module, fast: Fast) -> None:
-    """Let the module be computed with these techniques, wherever they apply; copies of it are computed so too."""
+    """Compute the module with these techniques wherever they apply; its copies too."""
     module.__dict__["fast_path"] = fast
 
 
 def fast_of(module: nn.Module) -> Fast:
-    """What the module was told; nothing while the fast path is switched off."""
+    """The module's techniques; none while the fast path is switched off."""
     return NONE if _OFF.get() else module.__dict__.get("fast_path", NONE)
 
 
 @contextmanager
 def switched_off() -> Iterator[None]:
-    """Inside, every module computes in its own way: for derivatives that the fast path does not have."""
+    """Inside, every module computes with its own code, which has the derivatives that the fast path lacks."""
     token = _OFF.set(True)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A batch without its padding: the tokens of all its texts one after the other, the longest text first."""
+"""A batch without padding: the tokens of all its texts in one sequence, the longest text first."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from fedstill.data.corpus import Ints
 
 SHORTER = 0.7
-"""Attention pads again, but a text shorter than this share of the longest before it begins a new group."""
+"""Attention pads within groups; a text shorter than this share of its group's longest begins a new group."""
 
 
 class Unpadded:
-    """Which tokens of a batch there are, and the groups of texts of similar length that attend together."""
+    """The positions of a batch's real tokens, and groups of texts of similar length for attention."""
 
     def __init__(self, mask: npt.NDArray[np.bool_]) -> None:
         lengths = mask.sum(1)
@@ -22,21 +22,21 @@ class Unpadded:
         lengths = lengths[order]
         row, self.columns = mask[order].nonzero()
         self.rows = order[row]
-        """With `columns`: where in the batch each packed token is."""
+        """`rows` and `columns`: where in the batch each packed token is."""
         starts = np.cumsum(lengths) - lengths
         self.firsts = torch.from_numpy(starts)
-        """Of each text, the longest first, its first packed token."""
+        """The first packed token of each text, the longest text first."""
         self.back = torch.from_numpy(np.argsort(order))
-        """Which of the sorted texts each text of the batch is."""
+        """For each text of the batch, its number among the sorted texts."""
         self.groups = [Group(starts[some], lengths[some], some, len(row)) for some in _similar(lengths)]
 
     def pick(self, values: npt.NDArray[np.int64]) -> Tensor:
-        """The packed tokens' entries of an array of the batch's shape."""
+        """The packed tokens' values from an array of the batch's shape."""
         return torch.from_numpy(values[self.rows, self.columns])
 
 
 class Group:
-    """Texts of similar length, padded to the longest of them; their tokens lie together among the packed ones."""
+    """Texts of similar length, padded to the longest of them; they are consecutive among the packed tokens."""
 
     def __init__(self, starts: Ints, lengths: Ints, texts: slice, count: int) -> None:
         self.texts, self.rows, self.width = texts, len(lengths), int(lengths[0])
@@ -45,20 +45,20 @@ class Group:
         columns = np.arange(self.width)
         self.is_token = columns < lengths[:, None]
         self.sources = np.where(self.is_token, starts[:, None] + columns, count)
-        """The packed token at each place; at padding the one after the last."""
+        """The packed token at each place; at padding, the number of packed tokens."""
         self._made: dict[tuple[str, int, int], Tensor] = {}
 
     def pad(self, states: Tensor) -> Tensor:
-        """[rows, width, size] of packed states; at padding there is anything."""
+        """Packed states as [rows, width, size]; the values at padding are arbitrary."""
         if self.is_full:
             return states[self.tokens].view(self.rows, self.width, -1)
         index = torch.from_numpy(np.minimum(self.sources, len(states) - 1).reshape(-1))
         return states.index_select(0, index).view(self.rows, self.width, -1)
 
     def spread(self, states: Tensor, parts: int, heads: int) -> Tensor:
-        """[parts, rows * heads, width, size] of packed states [tokens + 1, parts * heads * size].
+        """Packed states [tokens + 1, parts * heads * size] as [parts, rows * heads, width, size].
 
-        At padding there is what the last of the states is.
+        The last of the states is used at padding.
         """
         if (index := self._made.get(("spread", parts, heads))) is None:
             inner = np.arange(parts)[:, None, None, None] * heads + np.arange(heads)[:, None]
@@ -68,7 +68,7 @@ class Group:
         return states.view(-1, size).index_select(0, index).view(parts, self.rows * heads, self.width, size)
 
     def gather(self, states: Tensor, parts: int, heads: int, packed: Tensor) -> None:
-        """Write states, arranged as `spread` does, where they belong among the packed ones."""
+        """The reverse of `spread`: write states into `packed`, at their tokens' places."""
         if (index := self._made.get(("gather", parts, heads))) is None:
             row, column = (numbers[:, None, None] for numbers in self.is_token.nonzero())
             outer = np.arange(parts)[:, None] * self.rows + row
@@ -78,7 +78,7 @@ class Group:
         torch.index_select(states.view(-1, size), 0, index, out=packed[self.tokens].view(-1, size))
 
     def bias(self, heads: int, like: Tensor) -> Tensor:
-        """What keeps attention off padding, to be added to scores [rows * heads, ..., width]."""
+        """Minus infinity at padding, else 0; to be added to scores [rows * heads, ..., width]."""
         if (bias := self._made.get(("bias", 1, heads))) is None:
             values = np.repeat(np.where(self.is_token, 0.0, -np.inf), heads, axis=0)[:, None]
             bias = self._made["bias", 1, heads] = torch.from_numpy(values).to(like.dtype)
@@ -86,7 +86,7 @@ class Group:
 
 
 def _similar(lengths: Ints) -> list[slice]:
-    """The stretches of falling lengths that are similar."""
+    """Consecutive parts of the falling lengths, each with similar lengths."""
     bounds = [0]
     for number, length in enumerate(lengths.tolist()):
         if length < SHORTER * lengths[bounds[-1]]:

@@ -1,7 +1,7 @@
-"""Learning with the word embeddings of the words that occur: most of a small model's numbers are for other words.
+"""Learning only the embeddings of words that occur: most parameters of a small model are embeddings of other words.
 
-Without weight decay the rows of other words cannot change, yet an optimiser goes through all of them at every step. So
-for a phase the model has a table of the words in the phase's data only, and the data has them numbered accordingly.
+Without weight decay the rows of other words cannot change, but an optimiser still reads all of them at every step. So
+during a phase the model has an embedding table of only the words in the phase's data, with the data's ids renumbered.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fedstill.data.examples import Examples
 from fedstill.data.tokens import TokenStore
 
 LARGEST = 0.5
-"""The share of the words that may occur: with more, there is little to gain."""
+"""The largest share of the words that may occur: with more there is little to gain."""
 
 
 class Vocabulary:
-    """A model's word embeddings while only some words are in use, `words`, which rise."""
+    """A model's word embeddings while only some words (`words`, sorted) are in use."""
 
     def __init__(self, embedding: nn.Embedding, words: Ints) -> None:
         self.embedding = embedding
@@ -33,7 +33,7 @@ class Vocabulary:
 
     @contextmanager
     def in_use(self, parameters: list[nn.Parameter], optimiser: torch.optim.Optimizer) -> Iterator[None]:
-        """Inside, the model, the list and the optimiser have the smaller table; afterwards the whole one again."""
+        """Inside, the model, the list and the optimiser have the smaller table; afterwards the full one again."""
         self.embedding.weight = self.some
         lists = [parameters, *(group["params"] for group in optimiser.param_groups)]
         for each in lists:
@@ -49,7 +49,7 @@ class Vocabulary:
 
     @contextmanager
     def laid_aside(self) -> Iterator[None]:
-        """Inside, the model has its whole table: for whoever looks at it between two epochs, or changes it."""
+        """Inside, the model has its full table, so that it can be read or changed between two epochs."""
         self._give_back()
         try:
             yield
@@ -64,14 +64,14 @@ class Vocabulary:
         self.embedding.weight = self.all
 
     def _whole(self, value: object) -> object:
-        """What an optimiser remembers of the smaller table, for the whole one; of the other words it knows nothing."""
+        """An optimiser state of the smaller table, for the full one: zeros for the other words."""
         if isinstance(value, Tensor) and value.shape == self.some.shape:
             return value.new_zeros(self.all.shape).index_copy_(0, self.words, value)
         return value
 
 
 def shrink(model: nn.Module, data: Examples) -> tuple[Vocabulary, Examples] | None:
-    """A table of the data's words, and the data with these numbered; None where it is not possible, or no gain."""
+    """A table of the data's words, and the data with renumbered ids; None where it is impossible or gains little."""
     embedding = _words_of(model)
     if embedding is None or not isinstance(data.store, TokenStore) or not len(data):
         return None
@@ -82,7 +82,7 @@ def shrink(model: nn.Module, data: Examples) -> tuple[Vocabulary, Examples] | No
     ids = store.ids[places]
     occurs = np.zeros(embedding.num_embeddings, np.bool_)
     occurs[ids] = True
-    # Models look for some numbers (padding, to count positions; the end of a text): those must stay as they are.
+    # Models compare ids with some special ones (padding, to count positions; the end of a text): those must not change.
     occurs[: 1 + max(store.pad_id, embedding.padding_idx or 0, *_special(model))] = True
     words = occurs.nonzero()[0]
     if len(words) > LARGEST * len(occurs):
@@ -94,9 +94,9 @@ def shrink(model: nn.Module, data: Examples) -> tuple[Vocabulary, Examples] | No
 
 
 def _words_of(model: nn.Module) -> nn.Embedding | None:
-    """The model's word embeddings, where they are learnt, used for nothing else, and rows are taken as they are."""
+    """The model's word embeddings, if they are learnt, not shared with another layer, and plain table lookups."""
     embedding: Any
-    if getattr(model, "only_embeds_words", False):  # small models of ours say so
+    if getattr(model, "only_embeds_words", False):  # set by our small models
         embedding = model.embedding
     elif type(model).__module__.startswith("transformers."):
         try:
@@ -113,7 +113,7 @@ def _words_of(model: nn.Module) -> nn.Embedding | None:
 
 
 def _special(model: nn.Module) -> list[int]:
-    """The numbers of tokens that the model's configuration names."""
+    """The ids of the special tokens in the model's configuration."""
     config = getattr(model, "config", None)
     values = [] if config is None else [v for key, v in config.to_dict().items() if key.endswith("_token_id")]
     return [0, *(value for value in values if isinstance(value, int))]

@@ -1,7 +1,7 @@
 """Attention over packed texts of different lengths, with dropout, as two Triton kernels.
 
-A text is the queries [query_starts[i], query_starts[i + 1]) and the keys [key_starts[i], key_starts[i + 1]); heads lie
-side by side in a row. Scores never reach memory. Nothing is accumulated by atomics: equal inputs give equal bits.
+Text i has the queries [query_starts[i], query_starts[i + 1]) and the keys [key_starts[i], key_starts[i + 1]); the heads
+are side by side in a row. Scores are never written to memory. No sum uses atomics, so equal inputs give equal bits.
 """
 
 # Triton's functions have no types.
@@ -21,7 +21,7 @@ from fedstill.learning.fast.gpu.kernels import _keep, _threshold
 
 @triton.jit
 def _read(values, bias, place, own, inside):
-    """Values with their client's bias, as they would be had it been added before."""
+    """Values plus their client's bias, rounded to the values' number format."""
     found = tl.load(values + place, inside, other=0.0)
     total = found.to(tl.float32) + tl.load(bias + own)[None, :]
     return tl.where(inside, total, 0.0).to(found.dtype)
@@ -147,7 +147,7 @@ def _text_backward(
     text, head, longest, scale, threshold, kept_scale, site, HEADS: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
     N: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
-    """One head of one text that fits into a block of M queries and N keys."""
+    """One head of one text that is small enough for a block of M queries and N keys."""
     d = tl.arange(0, D)
     i = tl.arange(0, M)
     j = tl.arange(0, N)
@@ -184,7 +184,7 @@ def _backward_at_once(
     bias_row, texts, longest, scale, threshold, kept_scale, site, HEADS: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
     N: tl.constexpr, HALF: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
-    """For texts that fit into one block: scores are computed once, and short texts in a smaller block."""
+    """For texts that fit into one block: scores are computed only once, and short texts use a smaller block."""
     text = tl.program_id(0)
     head = tl.program_id(1)
     q0 = tl.load(query_starts + text)
@@ -207,7 +207,7 @@ def _backward_at_once(
 
 @dataclass(frozen=True)
 class Texts:
-    """Where texts lie among queries and keys, and how long they can be."""
+    """Where each text's queries and keys start, and how long texts can be."""
 
     query_starts: Tensor
     key_starts: Tensor
@@ -218,22 +218,22 @@ class Texts:
 
     @property
     def many(self) -> int:
-        """How many there are, those that fill the space included."""
+        """The number of texts, including those that only fill unused space."""
         return len(self.key_starts) - 1
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Queries, keys and values, [rows, width], to which biases [clients, width] are still to be added."""
+    """Queries, keys and values, [rows, width], still without their biases."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     bias: Tensor
-    """[clients, 3 * width]"""
+    """[clients, 3 * width]: of queries, keys and values."""
 
     def arguments(self, texts: Texts) -> tuple[tuple[Tensor, ...], tuple[int, ...], float, int]:
-        """As the kernels want them: arrays, strides, the scale of scores, and a head's width."""
+        """The kernels' arguments: arrays, strides, the scale of scores, and a head's width."""
         width = self.q.shape[-1]
         biases = (self.bias, self.bias[:, width:], self.bias[:, 2 * width :])
         strides = (self.q.stride(0), self.k.stride(0), self.bias.stride(0), texts.many // texts.clients, texts.longest)
@@ -242,7 +242,7 @@ class Asked:
 
 
 def attend(asked: Asked, texts: Texts, seed: Tensor, site: int, dropout: float) -> tuple[Tensor, Tensor]:
-    """What every query finds [queries, width], and the log of its weights' sum, for the backward pass."""
+    """Every query's output [queries, width], and its log-sum-exp of scores, which the backward pass needs."""
     q = asked.q
     arrays, strides, scale, head = asked.arguments(texts)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -259,7 +259,7 @@ def attend_backward(
     dout: Tensor, asked: Asked, out: Tensor, lse: Tensor, into: tuple[Tensor, Tensor, Tensor], texts: Texts,
     seed: Tensor, site: int, dropout: float,
 ) -> None:  # fmt: skip
-    """Gradients of q, k and v, written to `into`, which lies as they do."""
+    """Write the gradients of q, k and v to `into`, which has their layout."""
     arrays, strides, scale, head = asked.arguments(texts)
     fits = texts.longest <= 128
     keys = triton.next_power_of_2(max(16, texts.longest)) if fits else 64

@@ -1,8 +1,8 @@
 """Triton kernels of the GPU path: everything between two matrix products in one pass over memory.
 
-Tensors are [clients, tokens, width]; vectors (biases, norms) lie in one flat array a client, `stride` numbers apart.
-Dropout draws from a hash of (seed of the step, site, position): the backward pass draws the same again instead of
-storing it.
+Tensors are [clients, tokens, width]; vectors (biases, norms) are in one flat array per client, `stride` numbers apart.
+Dropout uses a hash of (seed of the step, site, position), where the site numbers the places with dropout in a model:
+the backward pass computes the same mask again instead of storing it.
 """
 
 # Triton's functions have no types.
@@ -15,14 +15,14 @@ import triton.language as tl
 from torch import Tensor
 
 NARROW = torch.bfloat16
-"""What is multiplied, and what lies between two products."""
+"""The number format of matrix products and of the tensors between them."""
 CHUNKS = 256
-"""Into how many parts the rows of a client are cut where sums over rows are taken."""
+"""The number of parts that a client's rows are divided into for sums over rows."""
 
 
 @triton.jit
 def _keep(seed, site, index, threshold):
-    """True with probability 1 - threshold / 2**32 (an integer hash of little bias)."""
+    """True with probability 1 - threshold / 2**32 (from an integer hash with little bias)."""
     x = index.to(tl.uint32) * 0x9E3779B9 + (seed + site * 0x632BE5AB).to(tl.uint32)
     x = (x ^ (x >> 16)) * 0x21F0AAAD
     x = (x ^ (x >> 15)) * 0x735A2D97
@@ -185,7 +185,7 @@ def _mask(out, seed, count, threshold, scale, site, BLOCK: tl.constexpr):
 
 
 def dropout_mask(shape: torch.Size, seed: Tensor, site: int, dropout: float) -> Tensor:
-    """What to multiply with: 0, or 1 / (1 - dropout)."""
+    """Factors to multiply by: 0, or 1 / (1 - dropout)."""
     out = torch.empty(shape, dtype=torch.float32, device=seed.device)
     count, scale = out.numel(), 1.0 / (1.0 - dropout)
     _mask[(triton.cdiv(count, 1024),)](out, seed, count, _threshold(dropout), scale, site, BLOCK=1024, num_warps=4)
@@ -204,7 +204,7 @@ def norm_forward(
     x: Tensor, bias: Tensor | None, residual: Tensor | None, gamma: Tensor, beta: Tensor, eps: float, seed: Tensor,
     site: int, dropout: float, drops_after: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
-    """LayerNorm(residual + dropout(x + bias)), or dropout(LayerNorm(x)); and what the backward pass needs."""
+    """LayerNorm(residual + dropout(x + bias)), or dropout(LayerNorm(x)); and the tensors for the backward pass."""
     clients, tokens, width = x.shape
     out, total = (torch.empty(x.shape, dtype=NARROW, device=x.device) for _ in range(2))
     mean, rstd = (torch.empty(clients * tokens, dtype=torch.float32, device=x.device) for _ in range(2))
@@ -222,7 +222,7 @@ def norm_backward(
     dout: Tensor, saved: tuple[Tensor, Tensor, Tensor], gamma: Tensor, seed: Tensor, site: int, dropout: float,
     drops_after: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of the sum before the norm, of x, and [clients, 3, width] of gamma, beta and bias."""
+    """The gradients of the sum before the norm, of x, and of gamma, beta and bias as [clients, 3, width]."""
     total, mean, rstd = saved
     clients, tokens, width = total.shape
     drops = dropout > 0 and not drops_after
@@ -251,7 +251,7 @@ def activate(x: Tensor, bias: Tensor, name: str) -> Tensor:
 
 
 def activate_backward(dout: Tensor, x: Tensor, bias: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """Gradients of x, written over `dout`, and of the bias."""
+    """The gradients of x, which overwrite `dout`, and of the bias."""
     clients, tokens, width = x.shape
     rows, block = 32, min(128, triton.next_power_of_2(width))
     chunks = triton.cdiv(tokens, rows)
@@ -266,7 +266,7 @@ def activate_backward(dout: Tensor, x: Tensor, bias: Tensor, name: str) -> tuple
 def adamw(
     master: Tensor, first: Tensor, second: Tensor, gradient: Tensor, narrow: Tensor | None, hyper: Tensor, decay: float
 ) -> None:
-    """One step of AdamW on [clients, numbers]; hyper is (rate, 1 - b1^t, sqrt(1 - b2^t), clip) a client.
+    """One step of AdamW on [clients, numbers]; `hyper` has (rate, 1 - b1^t, sqrt(1 - b2^t), clip) for each client.
 
     `narrow` receives the new parameters in bf16.
     """

@@ -1,7 +1,7 @@
-"""The encoder of several clients at once, forward and backward by hand, for GPUs.
+"""The encoders of several clients at once, with hand-written forward and backward passes, for GPUs.
 
-All clients have one architecture, and their parameters lie stacked: [clients, ...]. Products are bf16, batched over
-clients; what lies between them is one kernel each. Gradients of parameters are written where the optimiser reads them.
+All clients have one architecture, and their parameters are stacked: [clients, ...]. Products are in bf16, batched over
+clients; everything between two products is one kernel. Gradients are written where the optimiser reads them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LayerParts:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What does not change from step to step."""
+    """The settings that are the same in every step."""
 
     eps: float
     activation: str
@@ -48,12 +48,12 @@ class Numbers:
     attention_dropout: float
 
     def without_dropout(self) -> Numbers:
-        """For prediction."""
+        """The same for prediction."""
         return Numbers(self.eps, self.activation, 0.0, 0.0, 0.0)
 
 
 def product(a: Tensor, b: Tensor, plus: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """a @ b client by client (one client's is a plain product, which is quicker), added to `plus` in place."""
+    """a @ b for every client, added to `plus` in place if given; for one client a plain product, which is faster."""
     if len(a) == 1:
         if plus is not None:
             plus[0].addmm_(a[0], b[0])
@@ -71,7 +71,7 @@ class StackedLayer:
         self.parts, self.gradients, self.numbers, self.site = parts, gradients, numbers, site
 
     def forward(self, x: Tensor, texts: Texts, seed: Tensor, first: Tensor | None = None) -> Tensor:
-        """The layer's output; with `first`, only for those rows of all clients' tokens, [clients * rows]."""
+        """The layer's output; with `first`, only for these rows [clients * rows] of all clients' tokens."""
         parts, numbers = self.parts, self.numbers
         clients, _, width = x.shape
         if first is None:
@@ -102,11 +102,11 @@ class StackedLayer:
         return out
 
     def backward(self, dout: Tensor, texts: Texts, seed: Tensor, first: Tensor | None = None) -> Tensor:
-        """The gradient of the layer's input; those of its parameters are written."""
+        """The gradient of the layer's input; those of its parameters are written to `self.gradients`."""
         parts, grads, numbers = self.parts, self.gradients, self.numbers
         assert grads is not None
         x, asked, found, lse, mix_norm, middle, risen, active, down_norm, residual = self.kept
-        del self.kept  # so that the next layers' gradients can have the memory
+        del self.kept  # frees the memory for the next layers' gradients
         clients, _, width = x.shape
         dmiddle, dfallen, sums = norm_backward(dout, down_norm, parts.down_gamma, seed, self.site + 2, numbers.dropout)
         _write(sums, grads.down_gamma, grads.down_beta, grads.down_bias)
@@ -141,7 +141,7 @@ class StackedLayer:
         product(dkv.transpose(1, 2), x, out=grads.qkv[:, width:])
         dx = product(dkv, parts.qkv[:, width:])
         product(dq, parts.qkv[:, :width], plus=dresidual)
-        # Rows are different, but for those of absent texts, whose gradients are zero: the order does not matter.
+        # The rows in `first` differ, except those of absent texts, whose gradients are zero: the order has no effect.
         dx.view(-1, width).index_add_(0, first, dresidual.view(-1, width))
         return dx
 
@@ -154,7 +154,7 @@ def _write(sums: Tensor, gamma: Tensor, beta: Tensor, bias: Tensor) -> None:
 
 @dataclass(frozen=True)
 class EmbeddingParts:
-    """The embedding layer's tables, [clients * rows, width], and its norm."""
+    """The embedding layer's tables, each [clients * rows, width], and its norm."""
 
     words: Tensor
     positions: Tensor
@@ -166,7 +166,7 @@ class EmbeddingParts:
 def embed(
     parts: EmbeddingParts, ids: Tensor, positions: Tensor, types: Tensor, numbers: Numbers, seed: Tensor, clients: int
 ) -> tuple[Tensor, Norm]:
-    """Words, positions and types, normalised, with dropout; indices count through all clients' tables."""
+    """Words, positions and types, added and normalised, with dropout; indices are into the tables of all clients."""
     total = F.embedding(ids, parts.words) + F.embedding(positions, parts.positions)
     if parts.types is not None:
         total += F.embedding(types, parts.types)
@@ -178,7 +178,7 @@ def embed_backward(
     dout: Tensor, kept: Norm, parts: EmbeddingParts, grads: EmbeddingParts, indices: tuple[Tensor, Tensor, Tensor],
     numbers: Numbers, seed: Tensor,
 ) -> None:  # fmt: skip
-    """Gradients of the embedding layer."""
+    """Write the gradients of the embedding layer to `grads`."""
     dtotal, _, sums = norm_backward(dout, kept, parts.gamma, seed, 0, numbers.dropout, True)
     grads.gamma.copy_(sums[:, 0])
     grads.beta.copy_(sums[:, 1])
@@ -188,11 +188,11 @@ def embed_backward(
 
 
 def _gathered(rows: Tensor, index: Tensor, many: int) -> Tensor:
-    """The sums of the rows that have the same index; in one order, so that equal inputs give equal bits."""
+    """The sums of rows with the same index; always added in the same order, so that equal inputs give equal bits."""
     clients, tokens, width = rows.shape
     if many > 1024 * clients:
         found: Tensor = torch.ops.aten.embedding_dense_backward(rows.view(-1, width), index, many, -1, False)
         return found
-    # A short table's is a product: which row has which index, times the rows.
+    # For a short table a matrix product: (which row has which index) @ rows.
     numbers = torch.arange(many, dtype=index.dtype, device=index.device).view(clients, -1, 1)
     return product((index.view(clients, 1, tokens) == numbers).to(rows.dtype), rows).view(many, width)

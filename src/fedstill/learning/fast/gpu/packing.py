@@ -1,4 +1,4 @@
-"""The tokens of a phase's data, packed and with words renumbered to those that occur, for GPUs."""
+"""The tokens of a phase's data for GPUs: without padding, and renumbered so that only words that occur have ids."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Int32s = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Packed:
-    """Texts one after the other."""
+    """The tokens of all texts in one sequence."""
 
     ids: Int32s
     positions: Int32s
     types: Int32s
     starts: Ints
     words: Ints
-    """The numbers that the words had; all up to that of padding are kept, so that padding keeps its own."""
+    """The old id of every new id; all ids up to that of padding are kept, so that padding keeps its id."""
 
     @classmethod
     def of(cls, data: Examples, anatomy: Anatomy, compact: bool = True) -> Packed:
-        """The data's texts, in its order."""
+        """The data's texts, in its order; ids are renumbered if `compact`."""
         assert isinstance(data.store, TokenStore)
         store = data.store
         lengths = np.maximum(store.lengths[data.rows], 0)
@@ -52,11 +52,11 @@ class Packed:
 
     @cached_property
     def lengths(self) -> Ints:
-        """Tokens of every text."""
+        """The number of tokens of every text."""
         return np.diff(self.starts)
 
     def pick(self, rows: Ints) -> tuple[Int32s, Int32s, Int32s]:
-        """ids, positions and types of those texts, one after the other."""
+        """The ids, positions and types of these texts' tokens."""
         lengths = self.lengths[rows]
         ends = np.cumsum(lengths)
         places = np.repeat(self.starts[rows] - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
@@ -64,7 +64,7 @@ class Packed:
 
 
 def _counted(ids: Int32s, starts: Ints, lengths: Ints, padding: int) -> Ints:
-    """RoBERTa's positions: they count what is no padding, from the padding's number + 1; padding has its own number."""
+    """RoBERTa's positions: other tokens than padding are counted from the padding's id + 1; padding has its id."""
     real = ids != padding
     counted = np.concatenate([[0], np.cumsum(real)])
     own = counted[1:] - np.repeat(counted[starts[:-1]], lengths)

@@ -1,4 +1,4 @@
-"""What a phase on a GPU does at which step."""
+"""The batch, rate and weights of every step of a phase on a GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Job:
-    """A phase that is to be run, with what it learns from."""
+    """A phase to run, with its targets and its loss."""
 
     phase: Phase
     targets: Tensor
@@ -34,7 +34,7 @@ class Job:
 
     @property
     def kind(self) -> Any:
-        """Jobs of one kind can be run together."""
+        """Equal for jobs that can be run together."""
         settings = self.phase.settings
         rest = (settings.batch, settings.weight_decay, settings.clip, tuple(self.targets.shape[1:]), self.targets.dtype)
         return self.architecture, rest, loss_key(self.loss), self.phase.device
@@ -49,7 +49,7 @@ class Job:
 
     @cached_property
     def anatomy(self) -> Anatomy:
-        """Of the phase's model."""
+        """The anatomy of the phase's model."""
         found = dissect(self.phase.model)
         assert found is not None
         return found
@@ -57,26 +57,26 @@ class Job:
 
 @dataclass
 class Schedule:
-    """All steps of a phase of one client; arrays start with the step."""
+    """All steps of one client's phase; the first dimension of every array is the step."""
 
     rows: npt.NDArray[np.int64]
-    """[steps, batch]: which examples; absent ones are 0."""
+    """[steps, batch]: the numbers of the examples; 0 for absent ones."""
     weights: npt.NDArray[np.float32]
-    """[steps, batch]: of each example in the loss; 0 for absent ones."""
+    """[steps, batch]: the weight of each example in the loss; 0 for absent ones."""
     lengths: npt.NDArray[np.int64]
-    """[steps, batch]: an absent text is one token of padding."""
+    """[steps, batch]: the tokens of each text; an absent text is one token of padding."""
     present: npt.NDArray[np.int64]
-    """[steps]"""
+    """[steps]: how many examples are not absent."""
     epoch: npt.NDArray[np.int64]
     rates: npt.NDArray[np.float64]
-    """0 for steps that the phase does not have."""
+    """0 for steps beyond the end of the phase."""
 
     @classmethod
     def of(cls, job: Job, packed: Packed, like: Schedule | None) -> Schedule:
-        """The phase's batches in its own random order; `like` another's in where the long ones come.
+        """The phase's batches in random order; with `like`, long batches come where that schedule has long ones.
 
-        Which batch comes when is random either way: another phase's random order of lengths is as good as its own,
-        and stacked steps are then of equal size.
+        The order of batches is random either way, so another phase's order of lengths is as good as the phase's own;
+        and steps that are stacked then have similar sizes.
         """
         from fedstill.learning.phases import share_of_rate
 
@@ -107,11 +107,11 @@ class Schedule:
 
     @property
     def tokens(self) -> npt.NDArray[np.int64]:
-        """Of every step, absent texts' included."""
+        """The number of tokens of every step, including absent texts."""
         return np.asarray(self.lengths.sum(1))
 
     def extend(self, steps: int) -> None:
-        """Up to so many steps, of which the further ones change nothing."""
+        """Add steps that change nothing, up to `steps` in all."""
         more = steps - len(self.rows)
         for name, value in (("rows", 0), ("weights", 0), ("lengths", 1), ("present", 0), ("epoch", 0), ("rates", 0)):
             array = getattr(self, name)
@@ -119,7 +119,7 @@ class Schedule:
 
 
 def _like(batches: list[Any], lengths: Any, tokens: Any) -> list[Any]:
-    """The whole batches in such an order that the n-th longest comes where the n-th highest of `tokens` is."""
+    """The full batches in an order that puts the n-th longest where the n-th highest of `tokens` is."""
     whole = len(batches) - 1  # the last one may be smaller, and stays where it is
     if len(tokens) < whole:
         return batches

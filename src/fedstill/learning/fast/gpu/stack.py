@@ -1,7 +1,7 @@
 """A stack: the parameters of several clients of one architecture on a GPU, and captured steps on them.
 
-A step (forward, backward, optimiser, losses) is captured as a CUDA graph once for every number of tokens it may have,
-and then replayed.
+A step (forward, backward, optimiser, losses) is captured as a CUDA graph, once for every possible number of tokens, and
+then replayed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from fedstill.learning.fast.gpu.layers import (
 )
 
 Slot = tuple[Tensor, ...]
-"""Parameters that lie one after the other as one."""
+"""Parameters that are concatenated and stored as one."""
 
 
 def matrices(anatomy: Anatomy) -> list[Slot]:
-    """What is multiplied in bf16."""
+    """The parameters that are multiplied in bf16."""
     return [
         slot
         for layer in anatomy.layers
@@ -47,7 +47,7 @@ def matrices(anatomy: Anatomy) -> list[Slot]:
 
 
 def vectors(anatomy: Anatomy) -> list[Slot]:
-    """Biases, norms, and the whole head: small, in fp32."""
+    """The biases, the norms and the whole head: small, kept in fp32."""
     found: list[Slot] = [(anatomy.norm.weight,), (anatomy.norm.bias,)]
     for layer in anatomy.layers:
         found.append((layer.query.bias, layer.key.bias, layer.value.bias))
@@ -61,28 +61,28 @@ def vectors(anatomy: Anatomy) -> list[Slot]:
 
 
 def tables(anatomy: Anatomy) -> list[nn.Embedding]:
-    """Words, positions and types."""
+    """The embeddings of words, positions and types."""
     return [table for table in (anatomy.words, anatomy.positions, anatomy.types) if table is not None]
 
 
 def parameters(anatomy: Anatomy) -> list[Tensor]:
-    """All of them."""
+    """All parameters of the model."""
     slots = [part for slot in (*matrices(anatomy), *vectors(anatomy)) for part in slot]
     return slots + [table.weight for table in tables(anatomy)]
 
 
 def shape_of(slot: Slot) -> tuple[int, ...]:
-    """Of its parameters one after the other."""
+    """The shape of the slot's parameters concatenated."""
     return (sum(len(part) for part in slot), *slot[0].shape[1:])
 
 
 class Group:
-    """Parameters of all clients side by side [clients, numbers], with what the optimiser keeps of them."""
+    """Parameters of all clients, [clients, numbers], with their gradients and optimiser states."""
 
     def __init__(self, clients: int, shapes: Sequence[tuple[int, ...]], narrow: bool, device: torch.device) -> None:
         self.shapes = list(shapes)
         sizes = [int(np.prod(shape)) for shape in shapes]
-        # Every part starts where products like it; a table alone has no gaps between clients' rows.
+        # Parts start at multiples of 64, where products are fast; a single table has no gaps between clients' rows.
         padded = [-(-size // 64) * 64 for size in sizes] if len(sizes) > 1 else sizes
         self.starts = np.concatenate([[0], np.cumsum(padded)]).tolist()
         self.sizes = sizes
@@ -91,7 +91,7 @@ class Group:
         self.narrow = torch.zeros_like(self.master, dtype=NARROW) if narrow else None
 
     def views(self, of: Tensor) -> list[Tensor]:
-        """The parts, each [clients, ...]."""
+        """The parts of one of the group's arrays, each [clients, ...]."""
         clients = len(of)
         return [
             of[:, start : start + size].view(clients, *shape)
@@ -99,7 +99,7 @@ class Group:
         ]
 
     def load(self, client: int, slots: Sequence[Sequence[Tensor]]) -> None:
-        """Take a client's parameters."""
+        """Copy a client's parameters into the stack."""
         for view, slot in zip(self.views(self.master), slots, strict=True):
             row = 0
             for part in slot:
@@ -107,14 +107,14 @@ class Group:
                 row += len(part)
 
     def begin(self) -> None:
-        """A fresh optimiser."""
+        """Reset the optimiser state."""
         self.first.zero_()
         self.second.zero_()
         if self.narrow is not None:
             self.narrow.copy_(self.master)
 
     def store(self, client: int, slots: Sequence[Sequence[Tensor]]) -> None:
-        """Give a client's parameters back."""
+        """Copy a client's parameters back out of the stack."""
         for view, slot in zip(self.views(self.master), slots, strict=True):
             row = 0
             for part in slot:
@@ -127,7 +127,7 @@ class Group:
 
 
 def layer_parts(matrices: Sequence[Tensor], vectors: Sequence[Tensor], number: int) -> LayerParts:
-    """The parts of one layer among those of all, in the order of `matrices` and `vectors` above."""
+    """One layer's parts, taken from those of all layers in the order of `matrices` and `vectors` above."""
     qkv, mix, up, down = matrices[4 * number : 4 * number + 4]
     qkv_bias, mix_bias, mix_gamma, mix_beta, up_bias, down_bias, down_gamma, down_beta = vectors[
         2 + 8 * number : 10 + 8 * number
@@ -138,7 +138,7 @@ def layer_parts(matrices: Sequence[Tensor], vectors: Sequence[Tensor], number: i
 
 
 def numbers_of(anatomy: Anatomy) -> Numbers:
-    """What the kernels want to know."""
+    """The settings that the kernels need."""
     return Numbers(
         anatomy.norm.eps, anatomy.activation_name, anatomy.dropout, anatomy.mix_dropout, anatomy.attention_dropout
     )
@@ -161,7 +161,7 @@ def through_head(anatomy: Anatomy, x: Tensor, leaves: Sequence[Tensor], seed: Te
 
 @dataclass
 class Inputs:
-    """What a captured step reads: the host fills these before every replay."""
+    """The arrays that a captured step reads; the host fills them before every replay."""
 
     ints: Tensor
     ids: Tensor
@@ -177,12 +177,12 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a stack: everything that captured graphs depend on but tokens and loss."""
+    """Everything that a stack's captured graphs depend on, except the number of tokens and the loss."""
 
     clients: int
     rows: int
     tables: tuple[int, ...]
-    """Rows of the tables of words (those that occur), positions and types."""
+    """The rows of each table: words (those that occur), positions and types."""
     longest: int
     classes: int
     epochs: int
@@ -194,7 +194,7 @@ class Shape:
 
 @dataclass
 class Costs:
-    """What capturing took, for whoever reports it."""
+    """How many graphs were captured, and how long that took; for reports."""
 
     graphs: int = 0
     seconds: float = 0.0
@@ -202,7 +202,7 @@ class Costs:
 
 COSTS = Costs()
 MOST_GRAPHS = 128
-"""Of a stack: those of four phases at least."""
+"""The most graphs that a stack keeps: enough for at least four phases."""
 
 
 class Stack:
@@ -236,7 +236,7 @@ class Stack:
         self.total = torch.zeros(clients * shape.epochs, dtype=torch.float64, device=device)
         self.by_class = torch.zeros(clients * shape.epochs, shape.classes, 2, dtype=torch.float64, device=device)
         self.graphs: dict[tuple[int, Hashable], tuple[Inputs, torch.cuda.CUDAGraph, object]] = {}
-        """By number of tokens and loss; a graph reads what the loss holds, so the loss is kept with it."""
+        """By number of tokens and loss; a graph reads tensors that the loss holds, so the loss is kept with it."""
         self.pool: Any = None
 
     def _embedding(self, tables: Sequence[Tensor], vectors: Sequence[Tensor]) -> EmbeddingParts:
@@ -245,20 +245,20 @@ class Stack:
         return EmbeddingParts(words, positions, types[0] if types else None, vectors[0], vectors[1])
 
     def inputs(self, tokens: int) -> Inputs:
-        """Space for a step of so many tokens a client."""
+        """Empty inputs for a step with this number of tokens per client."""
         sizes = sizes_of(self.shape, tokens)
         ints = torch.zeros(sum(sizes), dtype=torch.int32, device=self.device)
         return Inputs(ints, *torch.split(ints, sizes))
 
     def texts(self, given: Inputs, last: bool) -> Texts:
-        """Where texts lie; in the last layer only their first positions ask."""
+        """Where the texts are; in the last layer only their first positions have queries."""
         longest, heads, clients = self.shape.longest, self.anatomy.heads, self.shape.clients
         if last:
             return Texts(given.query_starts, given.key_starts, 1, longest, heads, clients)
         return Texts(given.key_starts, given.key_starts, longest, longest, heads, clients)
 
     def step(self, given: Inputs, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
-        """What is captured."""
+        """One step, as it is captured."""
         clients, rows = self.shape.clients, self.shape.rows
         every, last = self.texts(given, False), self.texts(given, True)
         indices = (given.ids, given.positions, given.types)
@@ -287,7 +287,7 @@ class Stack:
         self._count(given, each.detach(), value.detach(), weights)
 
     def _hold_padding(self) -> None:
-        """Rows of padding never learn."""
+        """Set the gradients of padding's embeddings to zero: they are never learnt."""
         for group, table in zip(self.tables, tables(self.anatomy), strict=True):
             if table.padding_idx is not None:
                 group.views(group.gradient)[0][:, table.padding_idx] = 0.0
@@ -307,7 +307,7 @@ class Stack:
             self.by_class.index_add_(0, given.epoch, chosen @ both)
 
     def graph(self, tokens: int, loss: Callable[[Tensor, Tensor], Tensor], example: Tensor) -> None:
-        """Make sure that there is a graph for so many tokens; the parameters stay as they are, the optimiser not."""
+        """Make sure that there is a graph for this number of tokens; keeps the parameters, not the optimiser state."""
         key = (tokens, loss_key(loss))
         if key in self.graphs:
             return
@@ -319,14 +319,14 @@ class Stack:
         graph, side = torch.cuda.CUDAGraph(), lane(self.device, self.lane)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self.step(given, loss)  # compiles kernels and fills caches, which a capture cannot
-            # Not `torch.cuda.graph`: it collects garbage and empties the allocator, every time.
+            self.step(given, loss)  # compiles kernels and fills caches, which is not possible during a capture
+            # Not `torch.cuda.graph`, which collects garbage and empties the allocator's cache every time.
             graph.capture_begin(*([] if self.pool is None else [self.pool]))
             self.step(given, loss)
             graph.capture_end()
         torch.cuda.current_stream().wait_stream(side)
         self.pool = self.pool or graph.pool()
-        while len(self.graphs) >= MOST_GRAPHS:  # a loss that is made anew for every phase never comes back
+        while len(self.graphs) >= MOST_GRAPHS:  # graphs of a loss that is new in every phase are never used again
             del self.graphs[next(iter(self.graphs))]
         self.graphs[key] = given, graph, loss
         COSTS.graphs += 1
@@ -335,27 +335,27 @@ class Stack:
 
 @cache
 def lane(device: torch.device, number: int) -> torch.cuda.Stream:
-    """A stream of captures, and of their replays: memory is kept by stream, and so is what products work in.
+    """A stream for captures and their replays, because torch keeps memory and workspaces of products by stream.
 
-    Two graphs captured on one stream must not run at the same time: they have one workspace.
+    Two graphs captured on one stream must not run at the same time: they share a workspace.
     """
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def sizes_of(shape: Shape, tokens: int) -> list[int]:
-    """How long the parts of a step's `Inputs` are."""
+    """The lengths of the parts of a step's `Inputs`."""
     every, rows = shape.clients * tokens, shape.clients * shape.rows
     texts = shape.clients * (shape.rows + fillers(shape, tokens)) + 1
     return [every, every, every, texts, texts, rows, rows, shape.clients, 1]
 
 
 def fillers(shape: Shape, tokens: int) -> int:
-    """Texts that fill what a client's batch leaves free, none longer than the longest."""
+    """How many extra texts, none longer than the longest, fill the space that a client's batch may leave unused."""
     return -(-tokens // shape.longest)
 
 
 def loss_key(part: Any) -> Hashable:
-    """Equal for losses that compute the same: functions with equal arguments, numbers in tensors included."""
+    """Equal for losses that compute the same: one function with equal arguments, where tensors compare by value."""
     if isinstance(part, partial):
         arguments = (*part.args, *(item for pair in sorted(part.keywords.items()) for item in pair))
         return part.func, *map(loss_key, arguments)
@@ -365,7 +365,7 @@ def loss_key(part: Any) -> Hashable:
 
 
 class PackedModel:
-    """One client's model for prediction: no dropout, nothing kept, no graph; batches are large."""
+    """One client's model for prediction: no dropout, no backward pass, and no graph, since batches are large."""
 
     def __init__(self, anatomy: Anatomy) -> None:
         self.anatomy = anatomy
@@ -382,7 +382,7 @@ class PackedModel:
         self.seed = torch.zeros(1, dtype=torch.int32, device=words.device)
 
     def logits(self, longest: int, ids: Tensor, positions: Tensor, types: Tensor, starts: Tensor) -> Tensor:
-        """Of those texts, [texts, classes]."""
+        """The logits of these texts, [texts, classes]."""
         every = Texts(starts, starts, longest, longest, self.anatomy.heads)
         asking = torch.arange(len(starts), dtype=torch.int32, device=starts.device)
         x, _ = embed(self.embedding, ids, positions, types, self.numbers, self.seed, 1)

@@ -1,7 +1,7 @@
-"""Whole phases on a GPU, of one client or of several together: the host only says which rows, the card does the rest.
+"""Whole phases on a GPU ("the card"), of one client or of several together: the host only chooses the rows.
 
 Nothing is read back until a phase ends. Clients of one architecture learn in one stack, each with its own data, order,
-rate and dropout, exactly as many steps as alone.
+rate and dropout, and for exactly as many steps as alone.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from fedstill.learning.fast.gpu.stack import (
 )
 
 STEP, SIZES = 128, 32
-"""Tokens a client are rounded up to a multiple of so many, or of more where there would be too many sizes."""
+"""Tokens per client are rounded up to a multiple of STEP, or of a larger number to have at most about SIZES sizes."""
 AT_ONCE = 32
-"""Steps whose inputs go to the card together, at most: fewer at first, so that it need not wait."""
+"""The most steps whose inputs are sent to the card together; the first chunks are smaller, so that it starts early."""
 LARGE = 20_000_000
-"""A model with more numbers in its matrices fills the card by itself: its clients do better side by side, on streams of
-their own, where batches need not be equally long."""
+"""A model with more numbers in its matrices keeps the card busy by itself: its clients are not stacked but run side by
+side, each on its own stream, where their batches need not have the same size."""
 LANES = 6
-"""Stacks that run at the same time."""
+"""The most stacks that run at the same time."""
 SPARE = 0.3
-"""The share of the card's memory that must be free for a further stack."""
+"""The share of the card's memory that must be free before another stack is made."""
 STACKS: dict[Any, Stack] = {}
-"""Kept from phase to phase: capturing is paid once a shape."""
+"""Kept from phase to phase, so that graphs are captured only once for each shape."""
 
 
 def can_stack(module: nn.Module) -> bool:
-    """Whether our kernels know the module: an encoder of a known kind, all of it learning."""
+    """Whether our kernels support the module: an encoder of a known kind, with all parameters learning."""
     anatomy = dissect(module)
     if anatomy is None or anatomy.activation_name not in ("gelu", "relu"):
         return False
@@ -65,9 +65,9 @@ def can_stack(module: nn.Module) -> bool:
 
 
 def run_all(jobs: Sequence[Job], width: int | None = None) -> list[Losses]:
-    """Run phases of any kinds: those of one kind stacked, up to `width` of them, and stacks side by side.
+    """Run phases of any kinds: up to `width` of one kind in a stack, and several stacks side by side.
 
-    The mean losses by epoch, and by epoch and class, of each.
+    Returns the mean losses of each phase by epoch, and by epoch and class.
     """
     found: dict[int, Losses] = {}
     groups = _groups(jobs, width)
@@ -82,7 +82,7 @@ def run_all(jobs: Sequence[Job], width: int | None = None) -> list[Losses]:
 
 
 def _groups(jobs: Sequence[Job], width: int | None) -> list[list[int]]:
-    """Which jobs go into one stack, the longest first."""
+    """The jobs of each stack, by number; the longest stack first."""
     kinds: dict[Any, list[int]] = {}
     for number, job in enumerate(jobs):
         kinds.setdefault(job.kind, []).append(number)
@@ -93,7 +93,7 @@ def _groups(jobs: Sequence[Job], width: int | None) -> list[list[int]]:
         widest = width or (1 if large else WIDEST)
         left = sorted(alike, key=lambda number: -jobs[number].phase.steps)
         while left:
-            # A stack takes as many steps as its longest phase: one of less than half of that is better off elsewhere.
+            # A stack takes as many steps as its longest phase: a phase of less than half as many goes into another one.
             most = jobs[left[0]].phase.steps
             group = [number for number in left if 2 * jobs[number].phase.steps >= most][:widest]
             groups.append(group)
@@ -102,7 +102,7 @@ def _groups(jobs: Sequence[Job], width: int | None) -> list[list[int]]:
 
 
 def _side_by_side(runs: Sequence[Run], device: torch.device) -> list[list[Losses]]:
-    """Take all runs' steps in turn, each run on the stream that it was captured on."""
+    """Take the steps of all runs in turn, each run on the stream that its graphs were captured on."""
     streams = [lane(device, run.stack.lane) for run in runs]
     here = torch.cuda.current_stream()
     for run, stream in zip(runs, streams, strict=True):
@@ -119,7 +119,7 @@ def _side_by_side(runs: Sequence[Run], device: torch.device) -> list[list[Losses
 
 
 def make_run(jobs: Sequence[Job], number: int = 0) -> Run:
-    """A run of these phases on the stack of their shape; runs at the same time need a lane each."""
+    """A run of these phases on the stack of their shape; runs at the same time need different `number`s, for lanes."""
     packs = [Packed.of(job.phase.data, job.anatomy) for job in jobs]
     schedules: list[Schedule] = []
     for job, packed in zip(jobs, packs, strict=True):
@@ -130,12 +130,12 @@ def make_run(jobs: Sequence[Job], number: int = 0) -> Run:
     if stack is None:
         _make_room(device)
         stack = Stack(jobs[0].anatomy, shape, device, number)
-    STACKS[key] = stack  # the last used comes last
+    STACKS[key] = stack  # put back at the end: the stack used last comes last
     return Run(stack, jobs, packs, schedules)
 
 
 def _make_room(device: torch.device) -> None:
-    """Forget the stacks that were not used for longest while the card is nearly full."""
+    """While the card is nearly full, delete the stack that has not been used for the longest time."""
     while STACKS and torch.cuda.mem_get_info(device)[0] < SPARE * torch.cuda.mem_get_info(device)[1]:
         del STACKS[next(iter(STACKS))]
         torch.cuda.empty_cache()
@@ -179,11 +179,11 @@ class Run:
         self.seeds = np.random.default_rng(jobs[0].phase.order.initial_seed()).integers(0, 2**31, self.steps)
 
     def begin(self) -> None:
-        """Take the clients' parameters and capture what is not captured yet."""
+        """Load the clients' parameters and capture the graphs that are missing."""
         stack, loss = self.stack, self.jobs[0].loss
         self.key = loss_key(loss)
         self._load()
-        for tokens in sorted({*self.sizes.tolist()}, reverse=True):  # smaller ones fit into larger ones' memory
+        for tokens in sorted({*self.sizes.tolist()}, reverse=True):  # smaller graphs reuse the memory of larger ones
             if (tokens, self.key) not in stack.graphs:
                 step = int(np.argmax(self.sizes == tokens))
                 stack.graph(tokens, loss, torch.from_numpy(self._inputs(step)).to(stack.device))
@@ -208,12 +208,12 @@ class Run:
         graph.replay()
 
     def end(self) -> list[Losses]:
-        """Give the parameters back; the mean losses by epoch, and by epoch and class, of each client."""
+        """Store the parameters in the clients' models; the mean losses of each by epoch, and by epoch and class."""
         self._store()
         return self._losses()
 
     def _parts(self) -> Iterator[tuple[Group, int, Sequence[Slot]]]:
-        """Every client's parameters, and the group of the stack that they go to; but for the words."""
+        """Every client's parameters except word embeddings, and the group of the stack that they go to."""
         stack = self.stack
         for client, job in enumerate(self.jobs):
             yield stack.matrices, client, matrices(job.anatomy)
@@ -222,7 +222,7 @@ class Run:
                 yield group, client, [(table.weight,)]
 
     def _words(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Every client's table of words, and which of them its data has."""
+        """Every client's word embeddings, and the words that occur in its data."""
         for client, (job, packed) in enumerate(zip(self.jobs, self.packs, strict=True)):
             yield client, job.anatomy.words.weight, torch.from_numpy(packed.words).to(self.stack.device)
 
@@ -237,12 +237,12 @@ class Run:
             group.store(client, slots)
         words = self.stack.tables[0]
         for client, table, used in self._words():
-            if self.shape.decay:  # which words that do not occur suffer too
+            if self.shape.decay:  # weight decay also applies to words that do not occur
                 table *= float(np.prod(1.0 - self.schedules[client].rates * self.shape.decay))
             table[used] = words.views(words.master)[0][client, : len(used)]
 
     def _floats(self) -> npt.NDArray[np.float32]:
-        """[steps, clients, 4 + batch]: what AdamW needs, and the rows' weights."""
+        """[steps, clients, 4 + batch]: AdamW's `hyper`, and the rows' weights."""
         floats = np.ones((self.steps, self.shape.clients, 4 + self.shape.rows), np.float32)
         taken = np.arange(1, self.steps + 1)
         for client, schedule in enumerate(self.schedules):
@@ -294,12 +294,12 @@ class Run:
 
 
 def _send(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """To the card without waiting for it."""
+    """Copy to the card without waiting for it."""
     return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
 
 
 def predict_packed(module: nn.Module, data: Examples, most_tokens: int = 16_384) -> Tensor:
-    """The logits of the data, in eval mode, packed by length; in the order asked, on the CPU."""
+    """The logits of the data in eval mode, computed without padding; in the data's order, on the CPU."""
     anatomy = dissect(module)
     assert anatomy is not None
     packed = Packed.of(data, anatomy, compact=False)
