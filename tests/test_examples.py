@@ -150,7 +150,7 @@ def test_the_readmes_commands_do_what_it_says(
 ) -> None:
     printed = {}
     for command in commands("Your own data") + commands("Your own method"):
-        fedstill(command, monkeypatch, "workers=1", "rounds=1", "train.epochs=1")
+        fedstill(command, monkeypatch, "workers=1", "rounds=1", "clients=bow", "server=bow")
         printed[command.split()[1]] = capsys.readouterr().out
     assert Path("shops-partition.png").exists()
     assert {str(path) for path in Path("runs").glob("*/*")} == {
