@@ -7,24 +7,29 @@ BENCH := $(VENV)/.bench
 # What is not given on the command line comes from the machine; the tests want two workers at most.
 JOBS ?= 2
 
-.PHONY: demo test test-all bench lint
-demo: $(READY)
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all bench lint
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(READY) ## five organisations teach each other on two CPU cores, in about two minutes
 	$(BIN)/fedstill demo
 
-test: lint
+test: lint ## the linters and the tests, without those that take minutes each
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not slow"
 
-test-all: lint
+test-all: lint ## all tests, and a run that is killed twenty times and must end with the same bytes
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 	$(BIN)/python scripts/kill_and_resume.py --kills 20
 
-bench: $(BENCH)
+bench: $(BENCH) ## speed and memory against plain loops (benchmarks/README.md)
 	$(BIN)/python benchmarks/run.py
 
-lint: $(READY)
+lint: $(READY) ## format, lint and types, changing nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("fedstill needs Python 3.11 or newer; try make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
