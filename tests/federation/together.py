@@ -9,10 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import fedstill
-from fedstill.common import plugins
 from fedstill.config.experiment import Experiment
 from fedstill.federation import centre
 from fedstill.federation.data import read_public
@@ -172,14 +169,3 @@ class Caller:
     def refusal(self) -> str:
         """Why it does not open; empty where it does."""
         return str(self("open")[0].get("reason", ""))
-
-
-def as_before() -> Callable[[], None]:
-    """What a test in this process must put back: torch's threads, and which classes may be loaded."""
-    threads = torch.get_num_threads()
-
-    def put_back() -> None:
-        torch.set_num_threads(threads)
-        plugins.allow_only(None)
-
-    return put_back
