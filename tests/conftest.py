@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import csv
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from fedstill.common import plugins
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -18,6 +23,18 @@ THINGS = {
     "garden": ["shovel", "seeds", "hose"],
     "toys": ["doll", "puzzle", "robot"],
 }
+
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
+
+
+@pytest.fixture(autouse=True)
+def _alike() -> Iterator[None]:
+    """Every test begins alike, whatever ran before it and however many cores there are."""
+    torch.set_num_threads(1)
+    yield
+    plugins.allow_only(None)
 
 
 def write_reviews(path: Path, rows: int = 240, seed: int = 0) -> Path:

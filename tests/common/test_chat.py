@@ -69,7 +69,7 @@ class Service:
         return f"http://127.0.0.1:{self.server.server_port}"
 
     def chat(self, **changes: Any) -> Chat:
-        settings: dict[str, Any] = {"base_url": f"{self.address}/v1", "timeout_s": 5.0, "backoff_s": 0.001}
+        settings: dict[str, Any] = {"base_url": f"{self.address}/v1", "timeout_s": 600.0, "backoff_s": 0.001}
         return Chat(**(settings | changes))
 
     def handler(self) -> type[BaseHTTPRequestHandler]:
@@ -81,7 +81,7 @@ class Service:
                 service.requests.append(SimpleNamespace(path=self.path, headers=self.headers, body=body))
                 answer = service.script[min(len(service.requests), len(service.script)) - 1]
                 if answer.is_slow:
-                    service.is_closing.wait(5)
+                    service.is_closing.wait()
                     return
                 payload = answer.payload()
                 self.send_response(answer.status)
@@ -183,12 +183,16 @@ def test_passing_failure_is_asked_again_and_named_when_it_lasts(service: Service
 
 
 def test_slow_answer_is_given_up_and_asked_again(service: Service) -> None:
-    slow = Answer(is_slow=True)
-    service.script = [slow, GOOD, slow]
-    assert ask(service.chat(timeout_s=0.6)) == 42
-    with pytest.raises(Unusable, match=r"no answer within 0\.6 s"):
-        ask(service.chat(timeout_s=0.6, attempts=2))
-    assert len(service.requests) == 2 + 2
+    service.script = [Answer(is_slow=True), GOOD]
+    # A slow machine may be late with the good answer too, and is asked again for it.
+    assert ask(service.chat(timeout_s=0.6, attempts=100)) == 42
+    assert len(service.requests) >= 2
+
+
+def test_a_service_that_stays_slow_is_given_up(service: Service) -> None:
+    service.script = [Answer(is_slow=True)]
+    with pytest.raises(Unusable, match=r"no answer within 0\.3 s"):
+        ask(service.chat(timeout_s=0.3, attempts=2))
 
 
 def test_nobody_listening_is_tried_again_then_reported(service: Service) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,13 +24,10 @@ CONVERSING = {"kind": "domain", "public": 0.3, "labelled_public": 0.2}
 
 def torchrun(*words: object, ranks: int = 2) -> Ended:
     """A fedstill command over ranks on this machine."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = ["torch.distributed.run", "--nproc-per-node", ranks, "--master-addr", "127.0.0.1", "--master-port", port]
+    launcher = ["torch.distributed.run", "--nproc-per-node", ranks, "--standalone", "--local-addr", "127.0.0.1"]
     command = [sys.executable, "-m", *launcher, "-m", "fedstill", *words]
     own = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "COLUMNS": "200"}
-    return subprocess.run([str(word) for word in command], capture_output=True, text=True, env=own, timeout=120)
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, env=own, timeout=600)
 
 
 def over_ranks(experiment: Experiment, folder: Path, ranks: int = 2) -> Ended:

@@ -65,7 +65,7 @@ class Submission:
         in_round = status.get("state") == "running" and status["round"] == round - 1
         return in_round and place.get("state") in ("asked", "working") and place["what"] == "call"
 
-    def wait(self, within_s: float = 300.0) -> Record:
+    def wait(self, within_s: float = 1800.0) -> Record:
         """The record, when it is there."""
         self.thread.join(within_s)
         if self.error is not None:
@@ -74,7 +74,7 @@ class Submission:
         return self.record
 
 
-def until(condition: Callable[[], object], within_s: float = 240.0) -> None:
+def until(condition: Callable[[], object], within_s: float = 600.0) -> None:
     """Wait for it."""
     end = time.monotonic() + within_s
     while not condition():

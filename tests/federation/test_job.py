@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,6 @@ from fedstill.common import plugins
 from fedstill.federation.job import LOCAL, Job
 
 SETTINGS: dict[str, Any] = {"labels": ["bad", "good"], "clients": "bow", "server": "bow"}
-
-
-@pytest.fixture(autouse=True)
-def no_limit() -> Iterator[None]:
-    """What a test allows is forgotten behind it."""
-    yield
-    plugins.allow_only(None)
 
 
 def job(sites: tuple[str, ...] = ("b", "a"), known: str = "f", samples: int = 9, version: str = "1", **of: Any) -> Job:

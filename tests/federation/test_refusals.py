@@ -71,11 +71,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
 
     def prepared(simulated: Simulated, made: kits.Kits) -> None:
         simulated.sites.pop("toys")
-        resources = made.centre / "local" / "resources.json"
-        edit(resources, lambda v: v["servers"][0].update(heart_beat_timeout=15))  # toys will come and go
 
     with rehearsing(experiment, folder / "stage", quiet, prepared) as rehearsal:
-        until(lambda: connected(rehearsal.centre) == set(HERE), 60)
+        until(lambda: connected(rehearsal.centre) == set(HERE))
         yield rehearsal
 
 
@@ -114,10 +112,10 @@ def hand_in(stage: Rehearsal, name: str, change: Callable[[Path], object], sites
         return str(admin.submit(folder))
 
 
-def ended(centre: Centre, number: str, within_s: float = 90.0) -> tuple[str, str]:
+def ended(centre: Centre, number: str) -> tuple[str, str]:
     """How a job ended, and what FLARE says of its deployment."""
     with centre.admin() as admin:
-        until(lambda: str(admin.job(number)["status"]).startswith("FINISHED"), within_s)
+        until(lambda: str(admin.job(number)["status"]).startswith("FINISHED"))
         meta = admin.job(number)
     return str(meta["status"]), " | ".join(map(str, meta.get("job_deploy_detail") or []))
 
@@ -144,8 +142,8 @@ def running(daemon: Daemon) -> Iterator[Daemon]:
 def first_words(port: int, context: ssl.SSLContext | None, host: str = "127.0.0.1") -> bytes:
     """What the server says to a client of gRPC; nothing where it ends the connection."""
     try:
-        with socket.create_connection((host, port), 5) as plain:
-            plain.settimeout(5)
+        with socket.create_connection((host, port), 60) as plain:
+            plain.settimeout(60)
             channel = context.wrap_socket(plain, server_hostname="localhost") if context else plain
             channel.sendall(PREFACE + SETTINGS)
             return channel.recv(100)
@@ -197,7 +195,7 @@ def test_a_site_of_another_federation_never_shows_up(stage: Rehearsal, strangers
 
     before = refused()
     with running(Daemon(kit, "site", "toys")):
-        until(lambda: refused() >= before + 2, 60)
+        until(lambda: refused() >= before + 2)
         assert connected(stage.centre) == set(HERE)
 
 
@@ -214,7 +212,7 @@ def test_a_site_cannot_take_another_ones_name(stage: Rehearsal, tmp_path: Path) 
 
     before = refused()
     with running(Daemon(kit, "site", "toys")):
-        until(lambda: refused() >= before + 2, 60)
+        until(lambda: refused() >= before + 2)
         assert connected(stage.centre) == set(HERE)
 
 
@@ -335,7 +333,7 @@ def test_a_job_that_was_changed_after_it_was_signed_does_not_run_and_the_one_bes
     assert said["untouched"] == ("FINISHED:COMPLETED", "server: OK | books: OK | garden: OK | toys: OK")
     for name in numbers:
         assert bool(traces(stage, name)) is (name == "untouched")
-    until(lambda: connected(stage.centre) == set(HERE), 60)
+    until(lambda: connected(stage.centre) == set(HERE))
 
 
 def quiet_change(folder: Path) -> None:
@@ -363,7 +361,7 @@ def test_sites_look_at_the_signature_themselves(stage: Rehearsal, strangers: kit
         assert "server: OK" in said[name][1]
         assert all(f"{site}: {reason}" in said[name][1] for site in everybody)
         assert traces(stage, name) == []
-    until(lambda: connected(stage.centre) == set(HERE), 60)
+    until(lambda: connected(stage.centre) == set(HERE))
 
 
 # What a site agrees to
@@ -507,7 +505,7 @@ if any("worker_process" in word for word in sys.orig_argv):
             from fedstill.federation.flare import collab
             try:
                 other = next(proxy for proxy in collab.clients if proxy.name == "books")
-                said = other(timeout=10.0).answer(frame({"what": "open", "number": 1000000}))
+                said = other(timeout=60.0).answer(frame({"what": "open", "number": 1000000}))
             except Exception as error:
                 said = repr(error).encode()
             open(%r, "wb").write(said)
@@ -570,10 +568,10 @@ def elsewhere(stage: Rehearsal, tmp_path_factory: pytest.TempPathFactory) -> Ite
     prepare_centre(centre, stage.simulated.server, quiet)
     with running(Daemon(made.centre, "centre", kits.SERVER)) as server:
         await_port(admin_port, server)
-        until(lambda: first_words(port, tls(None, made.admin), address), 60)
+        until(lambda: first_words(port, tls(None, made.admin), address))
         prepare_site(made.sites["books"], stage.simulated.sites["books"], quiet)
         with running(Daemon(made.sites["books"], "site", "books")) as site:
-            until(lambda: connected(centre) == {"books"}, 60)
+            until(lambda: connected(centre) == {"books"})
             yield centre, [server, site]
 
 
@@ -587,7 +585,7 @@ def test_a_centre_listens_on_the_address_that_it_was_told_and_on_no_other(
     assert {host for host, port in found if port == file.admin_port} == {"127.0.0.1"}
     assert all(host.startswith("127.") for host, _ in found)
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", file.port), 5)
+        socket.create_connection(("127.0.0.1", file.port), 60)
 
 
 @pytest.mark.parametrize("side", ["server", "client"])

@@ -29,7 +29,7 @@ from fedstill.results.record import Record
 from fedstill.wire.encoding import decode, encode
 from fedstill.wire.frames import frame, unframe
 from fedstill.wire.messages import Answer, Done, Hello, Message, Opinion
-from tests.federation.stage import alone, differences, server_model
+from tests.federation.stage import alone, differences, server_model, until
 from tests.federation.together import Deliver, Request, Together, two_shops, write_two_shops
 
 CONVERSING = {
@@ -74,7 +74,7 @@ def together(tmp_path: Path, reviews_of_two: Path) -> Iterator[Make]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A centre that asks again soon."""
-    monkeypatch.setattr(centre, "PING_S", 0.5)
+    monkeypatch.setattr(centre, "PING_S", 2.0)
     monkeypatch.setattr(centre, "PAUSE_S", 0.1)
 
 
@@ -362,15 +362,15 @@ def test_a_stalled_site_is_given_up_at_the_deadline_and_returns_as_if_it_had_not
 
     def hear(event: Event) -> None:
         if isinstance(event, RoundDone) and event.round == 1:
-            stage.wait_no_longer_than(3.0)
+            stage.wait_no_longer_than(20.0)  # books must be done by then, on a slow machine too
         if isinstance(event, Noted) and "deadline" in event.note:
             stage.wait_no_longer_than(3600.0)
             given_up_after.append(time.monotonic() - stopped_at[0])
 
     stage.transport = stalling
     record = stage.conduct(hear)
-    assert record.notes == ["no usable reply: not done within the deadline of 3 s."]
-    assert 3 <= given_up_after[0] < 8  # the site speaks every two seconds
+    assert record.notes == ["no usable reply: not done within the deadline of 20 s."]
+    assert given_up_after[0] >= 20
     assert trained(record, "garden") == [1, 3]
     assert trained(record, "books") == [1, 2, 3]
 
@@ -390,14 +390,14 @@ def test_a_stalled_site_is_given_up_at_the_deadline_and_returns_as_if_it_had_not
 
 @pytest.mark.slow
 def test_a_site_that_comes_and_goes_takes_part_when_it_is_there(together: Make, impatient: None) -> None:
-    stage = together({"silence": "1s", "failures": 1}, rounds=6)
-    gone_at: list[float] = []
+    stage = together({"silence": "3s", "failures": 1}, rounds=6)
+    missed: list[Request] = []
 
     def unsteady(request: Request, deliver: Deliver) -> bytes:
         if request.site == "garden":
-            if stage.round == 3 and not gone_at:
-                gone_at.append(time.monotonic())
-            is_short = stage.round == 3 and time.monotonic() < gone_at[0] + 0.5
+            is_short = stage.round == 3 and not missed
+            if is_short:
+                missed.append(request)
             if stage.round in (1, 4, 5) or is_short:
                 raise Unreachable("the line is cut")
         return deliver()
@@ -406,18 +406,16 @@ def test_a_site_that_comes_and_goes_takes_part_when_it_is_there(together: Make, 
     record = stage.conduct()
     garden = [note.removeprefix("garden: ") for note in stage.notes]
     assert garden == [
-        "no usable reply: silent for 1 s (the line is cut).",  # opening
+        "no usable reply: silent for 3 s (the line is cut).",  # opening
         "left out after 1 failures, until it answers again.",
         "answers again and is taken back.",  # round 2; of the short silence in round 3 nothing is heard
-        "no usable reply: silent for 1 s (the line is cut).",
+        "no usable reply: silent for 3 s (the line is cut).",
         "left out after 1 failures, until it answers again.",
         "answers again and is taken back.",
     ]
-    assert gone_at
+    assert missed
     failed = [event.reason for event in stage.sites_said if event.state == "failed"]
-    assert (
-        failed.count("left out; silent for 0.5 s (the line is cut).") == 3
-    )  # hello, round 1, round 5: short tries only
+    assert failed.count("left out; silent for 2 s (the line is cut).") == 3  # hello, round 1, round 5: short tries only
     assert trained(record, "garden") == [2, 3, 6]
     assert trained(record, "books") == [1, 2, 3, 4, 5, 6]
     assert rounds_measured(record) == [1, 2, 3, 4, 5, 6]
@@ -425,28 +423,25 @@ def test_a_site_that_comes_and_goes_takes_part_when_it_is_there(together: Make, 
 
 def test_nobody_is_asked_any_more_when_a_run_has_been_interrupted(together: Make) -> None:
     stage = together()
-    asked: list[float] = []
+    asked: list[Request] = []
+    is_busy = threading.Event()
 
     def interrupted(request: Request, deliver: Deliver) -> bytes:
         if request.what == "open":
             return deliver()
         if request.site == "books":
-            asked.append(time.monotonic())
-            time.sleep(0.1)
+            asked.append(request)
+            if len(asked) > 2:
+                is_busy.set()
             return frame({"state": "working"})
-        time.sleep(0.5)
+        is_busy.wait()
         raise KeyboardInterrupt
 
     stage.transport = interrupted
     before = threading.active_count()
     with pytest.raises(KeyboardInterrupt):
         stage.conduct()
-    time.sleep(0.5)
-    so_far = len(asked)
-    assert so_far > 2
-    time.sleep(0.5)
-    assert len(asked) == so_far
-    assert threading.active_count() <= before
+    until(lambda: threading.active_count() <= before)  # nobody is left who could ask
 
 
 # Going on

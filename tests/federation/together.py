@@ -9,10 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import fedstill
-from fedstill.common import plugins
 from fedstill.common.events import Event, Noted, RoundDone, SiteSaid, Tell, tell_nobody
 from fedstill.config.experiment import Experiment
 from fedstill.federation import centre
@@ -177,14 +174,3 @@ class Caller:
     def refusal(self) -> str:
         """Why it does not open; empty where it does."""
         return str(self("open")[0].get("reason", ""))
-
-
-def as_before() -> Callable[[], None]:
-    """What a test in this process must put back: torch's threads, and which classes may be loaded."""
-    threads = torch.get_num_threads()
-
-    def put_back() -> None:
-        torch.set_num_threads(threads)
-        plugins.allow_only(None)
-
-    return put_back
