@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from fedstill.learning.metrics import Floats, Integers, Metric, resampled, weighted_f1
+from fedstill.learning.metrics import Floats, Integers, Measure, resampled, weighted_f1
 
 FEWEST_SEEDS = 3
 RESAMPLES = 10_000
@@ -54,7 +54,7 @@ def paired_bootstrap(
     seed: int = 0,
     *,
     same_rows: bool = False,
-    metric: Metric = weighted_f1,
+    measure: Measure = weighted_f1,
 ) -> Bootstrap:
     """Mean over seeds of first's score minus second's, with both scored on the same resampled test rows.
 
@@ -66,8 +66,8 @@ def paired_bootstrap(
         blocks = [_merge(blocks)]
     generator = np.random.default_rng(seed)
     # Rounded, because a tie that is off by the last bit would count as a win in every resample.
-    observed = round(sum(_observed(block, classes, metric) for block in blocks), 12)
-    each = (_resample(block, classes, metric, resamples, generator) for block in blocks)
+    observed = round(sum(_observed(block, classes, measure) for block in blocks), 12)
+    each = (_resample(block, classes, measure, resamples, generator) for block in blocks)
     drawn = np.round(sum(each, start=np.zeros(resamples)), 12)
     low, high = np.quantile(drawn, [0.025, 0.975])
     p = 2 * min(np.mean(drawn <= 0), np.mean(drawn >= 0))
@@ -102,15 +102,15 @@ def _merge(blocks: Sequence[_Block]) -> _Block:
     return _Block(labels[0], np.concatenate(predictions), np.concatenate(weights))
 
 
-def _observed(block: _Block, classes: int, metric: Metric) -> float:
+def _observed(block: _Block, classes: int, measure: Measure) -> float:
     once = np.ones((1, len(block.labels)))
     return sum(
-        float(weight) * float(resampled(metric, block.labels, predictions, classes, once)[0])
+        float(weight) * float(resampled(measure, block.labels, predictions, classes, once)[0])
         for weight, predictions in zip(block.weights, block.predictions, strict=True)
     )
 
 
-def _resample(block: _Block, classes: int, metric: Metric, resamples: int, generator: np.random.Generator) -> Floats:
+def _resample(block: _Block, classes: int, measure: Measure, resamples: int, generator: np.random.Generator) -> Floats:
     # Rows with one label and the same predictions are interchangeable: counting the kinds drawn instead of the rows
     # gives the same distribution from tens of counts a resample, not thousands.
     kinds, times = np.unique(np.vstack([block.labels, block.predictions]), axis=1, return_counts=True)
@@ -121,5 +121,5 @@ def _resample(block: _Block, classes: int, metric: Metric, resamples: int, gener
         part = drawn[start : start + chunk]
         counts = generator.multinomial(rows, times / rows, size=len(part)).astype(np.float64)
         for weight, predictions in zip(block.weights, kinds[1:], strict=True):
-            part += weight * resampled(metric, kinds[0], predictions, classes, counts)
+            part += weight * resampled(measure, kinds[0], predictions, classes, counts)
     return drawn
