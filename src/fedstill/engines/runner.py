@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,12 @@ from fedstill.common.files import write_whole
 from fedstill.config.experiment import Experiment, load_experiment
 from fedstill.engines import checkpoint, ranks, torchrun
 from fedstill.engines.checkpoint import Manifest
-from fedstill.engines.engine import Engine
 from fedstill.engines.journal import Journal
-from fedstill.engines.local import LocalEngine
 from fedstill.engines.ranks import Place
-from fedstill.engines.torchrun import TorchrunEngine
+from fedstill.engines.table import MakeEngine, maker_of, ranks_at_work
 from fedstill.plan.plan import SERVER, Plan
 from fedstill.plan.prepare import changed_keys, prepare
 from fedstill.results.record import Record, write_summary
-
-MakeEngine = Callable[[Plan, Journal, Tell], Engine]
 
 
 def run(
@@ -39,16 +35,7 @@ def run(
 ) -> Record:
     """Run an experiment into a folder (`runs/<name>/seed-<n>` unless given) and return its record."""
     folder = Path(out) if out is not None else Path("runs") / experiment.name / f"seed-{experiment.seed}"
-    if experiment.engine == "flare":
-        raise FedstillError(
-            "engine: flare is a federation of organisations: `fedstill federation submit` runs it, and `fedstill "
-            "federation rehearse` tries it on one machine. With engine=local it is simulated; the numbers are the same."
-        )
-    if experiment.engine == "torchrun" and ranks.current is None:
-        raise FedstillError(
-            "engine: torchrun needs ranks: start it as `torchrun --nproc-per-node 2 -m fedstill run ...`. With "
-            "engine=local it runs in processes of this machine; the numbers are the same."
-        )
+    make = maker_of(experiment.engine)
     _make_room(folder, force, experiment)
     tell(Preparing(str(folder)))
     with _explaining(folder):
@@ -56,7 +43,7 @@ def run(
         write_whole(folder / "partition.safetensors", save(plan.partition.to_arrays()))
         write_whole(folder / "experiment.yaml", experiment.to_yaml().encode())  # last: from here on there is a run
         tell(begun(plan, None, corpus.counts))
-        return conduct(plan, folder, tell, after=None)
+        return conduct(plan, folder, tell, None, make)
 
 
 def resume(folder: str | Path, tell: Tell = tell_nobody) -> Record:
@@ -68,14 +55,7 @@ def resume(folder: str | Path, tell: Tell = tell_nobody) -> Record:
         raise FedstillError(f"{folder} is finished; look at it with: fedstill compare {folder}")
     tell(Preparing(str(folder)))
     experiment = load_experiment(folder / "experiment.yaml")
-    if experiment.engine == "flare":
-        raise FedstillError(f"{folder} is a federation's: `fedstill federation submit` goes on with it at the centre.")
-    if experiment.engine == "torchrun" and ranks.current is None:
-        raise FedstillError(
-            f"{folder} was begun with `engine: torchrun`: go on with `torchrun --nproc-per-node 2 -m fedstill run "
-            f"--resume {folder}`. With `engine: local` in its experiment.yaml it goes on in processes of this machine; "
-            "the numbers are the same."
-        )
+    make = maker_of(experiment.engine, folder)
     with _explaining(folder):
         experiment, plan, corpus = prepare(experiment, folder.resolve())
     manifest, passed = checkpoint.latest(folder)
@@ -85,7 +65,7 @@ def resume(folder: str | Path, tell: Tell = tell_nobody) -> Record:
         refuse_changes(folder, manifest, plan)
     with _explaining(folder):
         tell(begun(plan, manifest, corpus.counts))
-        return conduct(plan, folder, tell, after=manifest)
+        return conduct(plan, folder, tell, manifest, make)
 
 
 def begin_or_finish(experiment: Experiment, folder: Path, force: bool = False, tell: Tell = tell_nobody) -> Record:
@@ -116,15 +96,13 @@ def follow(place: Place) -> None:
     torchrun.follow(place, plan_of)
 
 
-def conduct(plan: Plan, folder: Path, tell: Tell, after: Manifest | None, make: MakeEngine | None = None) -> Record:
+def conduct(plan: Plan, folder: Path, tell: Tell, after: Manifest | None, make: MakeEngine) -> Record:
     """All rounds of a plan, or those after a checkpoint, into a record."""
     journal = Journal(folder)
     try:
         journal.cut(after.offsets if after is not None else {})
-        engine, stopping = (
-            (make or _engine)(plan, journal, tell),
-            nullcontext() if ranks.current else stopping_on_sigterm(),
-        )
+        engine = make(plan, journal, tell)
+        stopping = nullcontext() if ranks.current else stopping_on_sigterm()
         try:
             with stopping:
                 engine.conduct(after)
@@ -142,8 +120,7 @@ def conduct(plan: Plan, folder: Path, tell: Tell, after: Manifest | None, make: 
 
 def begun(plan: Plan, after: Manifest | None, corpus: Mapping[str, int]) -> Begun:
     """What there is to say when the rounds of a plan begin, or go on after a checkpoint."""
-    parts = plan.partition
-    ranks = _ranks(plan)
+    parts, ranks = plan.partition, ranks_at_work(plan.experiment["engine"])
     return Begun(
         rounds=plan.rounds,
         metric=plan.metrics[0],
@@ -155,19 +132,6 @@ def begun(plan: Plan, after: Manifest | None, corpus: Mapping[str, int]) -> Begu
         hosts=f"{ranks} ranks" if ranks else f"{plan.workers} workers",
         corpus=corpus,
     )
-
-
-def _engine(plan: Plan, journal: Journal, tell: Tell) -> Engine:
-    if ranks.current is not None and _ranks(plan):
-        return TorchrunEngine(plan, journal, tell, ranks.current)
-    return LocalEngine(plan, journal, tell)
-
-
-def _ranks(plan: Plan) -> int:
-    """How many there are, 0 where workers do the work: a single one leaves it to them unless told otherwise."""
-    if ranks.current is None or (ranks.current.place.ranks == 1 and plan.experiment["engine"] == "local"):
-        return 0
-    return ranks.current.place.ranks
 
 
 def _what_counts(experiment: dict[str, Any]) -> dict[str, Any]:
