@@ -113,6 +113,7 @@ def test_show_lists_what_there_is(what: str, capsys: pytest.CaptureFixture[str])
         (["run", "shops.yaml", "round=2"], "unknown key 'round'; did you mean 'rounds'?"),
         (["run", "shops.yaml", "train.epoch=2"], "did you mean 'epochs'?"),
         (["run", "shops.yaml", "rounds=0"], "greater than or equal to 1"),
+        (["check", "shops.yaml", "engine=lokal"], "on the command line: engine: there is no engine 'lokal'; did you"),
         (["run", "shops.yaml", "algorithm=AdaFed"], "there is no algorithm 'AdaFed'; did you mean 'AdaFD'?"),
         (["run", "shops.yaml", "algorithm.weighting.betta=1"], "ENWC has no option 'betta'; did you mean 'beta'?"),
         (["run", "shops.yaml", "corpus.label=star"], "there is no column 'star', did you mean 'stars'?"),

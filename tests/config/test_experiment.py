@@ -213,7 +213,6 @@ def test_a_client_of_which_nothing_is_said_is_named():
         ("labels: [good, bad, good]", "x.yaml:1: labels: must be two or more different names."),
         ("labels: [good]", "x.yaml:1: labels: must be two or more different names."),
         ("labels:\n  - good\n  - 2\n", "x.yaml:3: labels.1: input should be a valid string (given: 2)."),
-        ("engine: pigeon", "x.yaml:1: engine: input should be 'local', 'torchrun' or 'flare' (given: 'pigeon')."),
         ("clients: [bow, 3]", "x.yaml:1: clients.1: input should be a valid dictionary or instance of ModelSpec"),
         (
             "clients:\n  books: {model: bow}\n  Films:\n    model: bow\n    train:\n      epoch: 1\n",

@@ -103,7 +103,7 @@ def test_resampled_equals_scikit_learn_with_the_counts_as_sample_weights(classes
     counts[0, labels == 1] = 0
     expected = [by_scikit_learn(labels, predictions, classes, weights) for weights in counts]
     for name in expected[0]:
-        measured = resampled(METRICS[name], labels, predictions, classes, counts)
+        measured = resampled(METRICS[name].measure, labels, predictions, classes, counts)
         np.testing.assert_allclose(measured, [one[name] for one in expected], atol=1e-12)
 
 
@@ -113,5 +113,5 @@ def test_resampled_equals_the_score_of_the_repeated_rows(answer, seed):
     rows = np.random.default_rng(seed).integers(0, len(labels), len(labels))
     counts = np.bincount(rows, minlength=len(labels))[None]
     for name, expected in scores(labels[rows], predictions[rows], classes).items():
-        measured = resampled(METRICS[name], labels, predictions, classes, counts)
+        measured = resampled(METRICS[name].measure, labels, predictions, classes, counts)
         assert measured == pytest.approx([expected], abs=1e-12)

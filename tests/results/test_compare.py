@@ -8,8 +8,10 @@ from safetensors.numpy import save_file
 from scipy import stats
 
 from fedstill.common.errors import FedstillError
-from fedstill.learning.metrics import METRICS
-from fedstill.results.compare import CAPTIONS, compare, load_runs, to_dict
+from fedstill.common.events import Begun, Measured, RoundDone
+from fedstill.learning.metrics import METRICS, Metric, scores
+from fedstill.results.compare import compare, load_runs, to_dict
+from fedstill.results.progress import Progress
 from fedstill.results.table import render
 from tests.results.conftest import pooled_test, write_run
 
@@ -70,8 +72,26 @@ def test_a_correlation_below_zero_is_still_above_a_missing_score(tmp_path):
     assert row_of(comparison, "FedMD").overall is None
 
 
-def test_every_metric_has_a_caption():
-    assert set(CAPTIONS) == set(METRICS)
+def test_a_metric_is_one_entry_of_one_table(tmp_path, monkeypatch):
+    def wrong(confusion):
+        return 1 - np.trace(confusion, axis1=-2, axis2=-1) / confusion.sum((-2, -1))
+
+    monkeypatch.setitem(METRICS, "error", Metric(wrong, "error rate", "Share of wrong rows in percent", classes=3))
+    labels = np.array([0, 1, 2, 2, 1])
+    assert scores(labels, np.array([0, 1, 2, 1, 0]), 3)["error"] == pytest.approx(0.4)
+    assert "error" not in scores(labels, labels, 4)
+    write_run(tmp_path, "AdaFD", metrics=["error", "f1"], accuracy=0.9)
+    write_run(tmp_path, "FedAvg", metrics=["error", "f1"], accuracy=0.6)
+    comparison = compare(load_runs([tmp_path]), resamples=100)
+    assert comparison.notes[0].startswith("Share of wrong rows in percent after the last round")
+    difference = row_of(comparison, "AdaFD").difference
+    assert difference.bootstrap.difference == pytest.approx(difference.mean)
+    console = Console(width=200)
+    with console.capture() as shown, Progress(console) as tell:
+        tell(Begun(rounds=1, metric="error", models={"server": "bow"}))
+        tell(Measured({"round": 1, "party": "server", "stage": "distilled", "split": "test", "error": 0.4}))
+        tell(RoundDone(1, 1, 7))
+    assert "round 1/1: server error rate 40.0, 7 B" in shown.get()
 
 
 def test_a_method_without_a_server_is_scored_by_its_clients(tmp_path):

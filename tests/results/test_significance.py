@@ -120,7 +120,7 @@ def test_bootstrap_equals_a_plain_loop_over_the_same_resample_counts():
 @pytest.mark.parametrize("name", METRICS)
 def test_bootstrap_of_every_metric_equals_a_plain_loop_over_the_same_resample_counts(name):
     labels, first, second = np.array(list(np.ndindex(2, 2, 2))).T
-    result = paired_bootstrap([labels], [[first]], [[second]], 2, resamples=100, seed=9, metric=METRICS[name])
+    result = paired_bootstrap([labels], [[first]], [[second]], 2, resamples=100, seed=9, measure=METRICS[name].measure)
     counts = np.random.default_rng(9).multinomial(8, np.full(8, 1 / 8), size=100)
     drawn = []
     for count in counts:

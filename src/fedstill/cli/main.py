@@ -269,12 +269,18 @@ def fetch(names: Annotated[list[str], typer.Argument(help="minilm, bert-tiny, tw
 
 def experiment_source(experiment: Path, overrides: list[str]) -> Any:
     """An experiment file or recipe with overrides; a grid of experiments is refused."""
+    from fedstill.engines.table import check_name
     from fedstill.papers.recipe import is_grid
 
     source = _read(experiment)
     if is_grid(source.values):
         raise FedstillError(f"{experiment} is a table, many experiments: use `fedstill reproduce {experiment}`.")
     source.override(overrides)
+    if isinstance(engine := source.values.get("engine"), str):
+        try:
+            check_name(engine)
+        except FedstillError as error:
+            raise FedstillError(f"{source.place(['engine'])}: {error}") from error
     return source
 
 

@@ -129,7 +129,7 @@ class Experiment(Settings):
     client_tests: Literal["pooled", "own"] = "pooled"
     """Whether clients, in a simulation, measure themselves on all clients' test rows or on their own only."""
     seed: int = Field(0, ge=0)
-    engine: Literal["local", "torchrun", "flare"] = "local"
+    engine: str = "local"
     """What torchrun started runs over its ranks in any case; `torchrun` refuses to run without them. `flare` is a real
     federation, which `fedstill federation` runs."""
     workers: int | Literal["auto"] = "auto"

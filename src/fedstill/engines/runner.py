@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,13 @@ from fedstill.engines import checkpoint, ranks, torchrun
 from fedstill.engines.books import Books
 from fedstill.engines.checkpoint import Manifest
 from fedstill.engines.conductor import Conductor
-from fedstill.engines.engine import Engine
 from fedstill.engines.journal import Journal
-from fedstill.engines.local import LocalEngine
 from fedstill.engines.ranks import Place
-from fedstill.engines.torchrun import TorchrunEngine
+from fedstill.engines.table import MakeEngine, maker_of, ranks_at_work
 from fedstill.plan.plan import Plan
 from fedstill.plan.prepare import changed_keys, prepare
 from fedstill.results.record import Record, write_summary
 from fedstill.wire.messages import SERVER
-
-MakeEngine = Callable[[Plan, Books], Engine]
 
 
 def run(
@@ -42,16 +38,7 @@ def run(
 ) -> Record:
     """Run an experiment into a folder (`runs/<name>/seed-<n>` unless given) and return its record."""
     folder = Path(out) if out is not None else Path("runs") / experiment.name / f"seed-{experiment.seed}"
-    if experiment.engine == "flare":
-        raise FedstillError(
-            "engine: flare is a federation of organisations: `fedstill federation submit` runs it, and `fedstill "
-            "federation rehearse` tries it on one machine. With engine=local it is simulated; the numbers are the same."
-        )
-    if experiment.engine == "torchrun" and ranks.current is None:
-        raise FedstillError(
-            "engine: torchrun needs ranks: start it as `torchrun --nproc-per-node 2 -m fedstill run ...`. With "
-            "engine=local it runs in processes of this machine; the numbers are the same."
-        )
+    make = maker_of(experiment.engine)
     _make_room(folder, force, experiment)
     tell(Preparing(str(folder)))
     with _explaining(folder):
@@ -59,7 +46,7 @@ def run(
         write_whole(folder / "partition.safetensors", save(plan.partition.to_arrays()))
         write_whole(folder / "experiment.yaml", experiment.to_yaml().encode())  # last: from here on there is a run
         tell(begun(plan, None, _hosts(plan), corpus.counts))
-        return conduct(plan, folder, tell, after=None)
+        return conduct(plan, folder, tell, None, make)
 
 
 def resume(folder: str | Path, tell: Tell = tell_nobody) -> Record:
@@ -71,14 +58,7 @@ def resume(folder: str | Path, tell: Tell = tell_nobody) -> Record:
         raise FedstillError(f"{folder} is finished; look at it with: fedstill compare {folder}")
     tell(Preparing(str(folder)))
     experiment = load_experiment(folder / "experiment.yaml")
-    if experiment.engine == "flare":
-        raise FedstillError(f"{folder} is a federation's: `fedstill federation submit` goes on with it at the centre.")
-    if experiment.engine == "torchrun" and ranks.current is None:
-        raise FedstillError(
-            f"{folder} was begun with `engine: torchrun`: go on with `torchrun --nproc-per-node 2 -m fedstill run "
-            f"--resume {folder}`. With `engine: local` in its experiment.yaml it goes on in processes of this machine; "
-            "the numbers are the same."
-        )
+    make = maker_of(experiment.engine, folder)
     with _explaining(folder):
         experiment, plan, corpus = prepare(experiment, folder.resolve())
     manifest, passed = checkpoint.latest(folder)
@@ -88,7 +68,7 @@ def resume(folder: str | Path, tell: Tell = tell_nobody) -> Record:
         refuse_changes(folder, manifest, plan)
     with _explaining(folder):
         tell(begun(plan, manifest, _hosts(plan), corpus.counts))
-        return conduct(plan, folder, tell, after=manifest)
+        return conduct(plan, folder, tell, manifest, make)
 
 
 def begin_or_finish(experiment: Experiment, folder: Path, force: bool = False, tell: Tell = tell_nobody) -> Record:
@@ -119,13 +99,13 @@ def follow(place: Place) -> None:
     torchrun.follow(place, plan_of)
 
 
-def conduct(plan: Plan, folder: Path, tell: Tell, after: Manifest | None, make: MakeEngine | None = None) -> Record:
+def conduct(plan: Plan, folder: Path, tell: Tell, after: Manifest | None, make: MakeEngine) -> Record:
     """All rounds of a plan, or those after a checkpoint, into a record."""
     journal = Journal(folder)
     try:
         journal.cut(after.offsets if after is not None else {})
         books = Books(journal, tell)
-        engine = (make or _engine)(plan, books)
+        engine = make(plan, books)
         try:
             conductor = Conductor(plan, books, engine)
             with nullcontext() if ranks.current else stopping_on_sigterm():
@@ -141,21 +121,9 @@ def conduct(plan: Plan, folder: Path, tell: Tell, after: Manifest | None, make: 
     return Record(folder)
 
 
-def _engine(plan: Plan, books: Books) -> Engine:
-    if ranks.current is not None and _ranks(plan):
-        return TorchrunEngine(plan, books, ranks.current)
-    return LocalEngine(plan, books)
-
-
-def _ranks(plan: Plan) -> int:
-    """How many do the work: a single one leaves it to workers unless told otherwise."""
-    if ranks.current is None or (ranks.current.place.ranks == 1 and plan.experiment.engine == "local"):
-        return 0
-    return ranks.current.place.ranks
-
-
 def _hosts(plan: Plan) -> str:
-    return f"{many} ranks" if (many := _ranks(plan)) else f"{plan.workers} workers"
+    """What the clients are spread over."""
+    return f"{many} ranks" if (many := ranks_at_work(plan.experiment.engine)) else f"{plan.workers} workers"
 
 
 def begun(plan: Plan, after: Manifest | None, hosts: str, counts: Mapping[str, int] | None = None) -> Begun:

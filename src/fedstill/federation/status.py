@@ -17,7 +17,7 @@ from fedstill.common.files import write_whole
 from fedstill.common.units import size_text
 from fedstill.federation.centre import Ended, Lost, plain
 from fedstill.federation.job import Job
-from fedstill.results.progress import NAMES
+from fedstill.learning.metrics import METRICS
 from fedstill.wire.messages import SERVER
 
 EVERY_S = 0.5
@@ -151,8 +151,14 @@ def in_a_line(status: dict[str, Any]) -> str:
 def round_line(status: dict[str, Any]) -> str:
     """A round in a line."""
     score = points(status, status.get("server", {}))
-    own = f"server {NAMES[status['metric']]} {score}, " if score else ""
+    own = f"server {metric_title(status)} {score}, " if score else ""
     return f"round {status['round']}/{status['rounds']}: {own}{size_text(status['bytes'])}"
+
+
+def metric_title(status: dict[str, Any]) -> str:
+    """What the headline metric is called, once the job has begun."""
+    metric = METRICS.get(status.get("metric", ""))
+    return "" if metric is None else metric.title
 
 
 def points(status: dict[str, Any], place: dict[str, Any]) -> str:

@@ -12,9 +12,8 @@ from rich.text import Text
 
 from fedstill.common.errors import FedstillError
 from fedstill.federation.operate import Centre, Line, newest
-from fedstill.federation.status import doing, late, points, read_status, round_line
+from fedstill.federation.status import doing, late, metric_title, points, read_status, round_line
 from fedstill.federation.submission import is_heard
-from fedstill.results.progress import NAMES
 from fedstill.results.record import Record
 
 WORRY_DAYS = 30
@@ -66,7 +65,7 @@ def _sites(centre: Centre, connected: dict[str, float] | None, status: dict[str,
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("site", "connection", "doing"):
         table.add_column(column)
-    table.add_column(NAMES.get(status.get("metric", ""), ""), justify="right")
+    table.add_column(metric_title(status), justify="right")
     for name in centre.file.sites:
         place = places.get(name, {})
         does = doing(place, name in slow) if is_running else ""

@@ -1,6 +1,7 @@
 """Task metrics, one function each, of confusion matrices only, so that a bootstrap scores all resamples at once."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,20 @@ Floats = NDArray[np.float64]
 Confusion = NDArray[np.number]
 """[..., C, C] counts: rows are true classes, columns are predicted classes."""
 
-Metric = Callable[[Confusion], Floats]
+Measure = Callable[[Confusion], Floats]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How predictions are scored, and what the score is called."""
+
+    measure: Measure
+    title: str
+    """In front of a number, and over a column of them."""
+    caption: str
+    """What the numbers of a table are."""
+    classes: int | None = None
+    """Measured only where there are so many."""
 
 
 def weighted_f1(confusion: Confusion) -> Floats:
@@ -51,25 +65,27 @@ def positive_f1(confusion: Confusion) -> Floats:
     return _f1_by_class(confusion)[..., 1]
 
 
-METRICS: dict[str, Metric] = {
-    "f1": weighted_f1,
-    "macro_f1": macro_f1,
-    "accuracy": accuracy,
-    "matthews": matthews,
-    "positive_f1": positive_f1,
+METRICS = {
+    "f1": Metric(weighted_f1, "F1", "Weighted F1 in points"),
+    "macro_f1": Metric(macro_f1, "macro F1", "Macro F1 in points"),
+    "accuracy": Metric(accuracy, "accuracy", "Accuracy in points"),
+    "matthews": Metric(matthews, "Matthews", "Matthews correlation times 100"),
+    "positive_f1": Metric(positive_f1, "F1", "F1 of the positive class in points", classes=2),
 }
+"""Everything about a metric; whoever measures, prints or compares reads it here."""
 
 
 def scores(labels: Integers, predictions: Integers, classes: int) -> dict[str, float]:
-    """Every metric by name, equal to scikit-learn's over `range(classes)`; `positive_f1` for two classes only."""
+    """Every metric for so many classes by name, equal to scikit-learn's over `range(classes)`."""
     _check(labels, predictions, classes)
     counts = np.bincount(labels * classes + predictions, minlength=classes * classes)
     confusion = counts.reshape(classes, classes)
-    return {name: float(metric(confusion)) for name, metric in METRICS.items() if name != "positive_f1" or classes == 2}
+    fitting = {name: metric for name, metric in METRICS.items() if metric.classes in (None, classes)}
+    return {name: float(metric.measure(confusion)) for name, metric in fitting.items()}
 
 
 def resampled(
-    metric: Metric, labels: Integers, predictions: Integers, classes: int, counts: NDArray[np.number]
+    measure: Measure, labels: Integers, predictions: Integers, classes: int, counts: NDArray[np.number]
 ) -> Floats:
     """The metric of every resample; `counts[r, i]` says how often row i was drawn in resample r."""
     _check(labels, predictions, classes)
@@ -77,7 +93,7 @@ def resampled(
     # Sparse, because each row is counted in only one of the C * C cells.
     indicators = csr_array((np.ones(len(cells)), cells, np.arange(len(cells) + 1)), (len(cells), classes * classes))
     confusions: Floats = np.asarray(counts, dtype=np.float64) @ indicators
-    return metric(confusions.reshape(-1, classes, classes))
+    return measure(confusions.reshape(-1, classes, classes))
 
 
 def _hits(confusion: Confusion) -> Confusion:

@@ -13,7 +13,7 @@ from fedstill.common.errors import FedstillError
 from fedstill.common.files import write_whole
 from fedstill.papers.grid import Grid
 from fedstill.papers.side_by_side import MISSING, Outcomes, SideBySide, finished, label
-from fedstill.results.record import Metric, Record
+from fedstill.results.record import Measurement, Record
 from fedstill.results.runs import POOLED, Run
 from fedstill.wire.messages import SERVER
 
@@ -120,7 +120,7 @@ def curve(run: Run, split: str, metric: str) -> tuple[Curve, str]:
     return _means([line for line in shown if line["stage"] == stage], metric), origin
 
 
-def _means(lines: Sequence[Metric], metric: str) -> Curve:
+def _means(lines: Sequence[Measurement], metric: str) -> Curve:
     by_round: dict[int, list[float]] = {}
     for line in lines:
         by_round.setdefault(line["round"], []).append(line[metric])

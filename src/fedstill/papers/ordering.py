@@ -68,7 +68,7 @@ def difference(ours: Sequence[Run], theirs: Sequence[Run], split: str, metric: s
         classes=len(ours[0].labels),
         resamples=RESAMPLES,
         same_rows=all(np.array_equal(truths[0], truth) for truth in truths),
-        metric=METRICS[metric],
+        measure=METRICS[metric].measure,
     )
     return replace(found, bootstrap=bootstrap, test_rows=tuple(truth.shape[1] for truth in truths))
 

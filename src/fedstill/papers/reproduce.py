@@ -13,6 +13,7 @@ from rich.console import Console
 from fedstill.common.errors import FedstillError
 from fedstill.common.files import write_whole
 from fedstill.engines.runner import differences, stopping_on_sigterm
+from fedstill.learning.metrics import METRICS
 from fedstill.papers import curves as drawing
 from fedstill.papers.communication import communication
 from fedstill.papers.grid import Grid, GridRun
@@ -107,7 +108,7 @@ def _headline(grid: Grid, run: GridRun, end: Ended) -> str:
         return "failed"
     split, metric = grid.recipe.columns[run.columns[0]].shows[0]
     value = score(load_runs([run.folder])[0], split, metric)
-    return "done" if value is None else f"{metric} {100 * value:.1f}"
+    return "done" if value is None else f"{METRICS[metric].title} {100 * value:.1f}"
 
 
 def _duration(seconds: float) -> str:

@@ -16,16 +16,7 @@ from fedstill.learning.metrics import METRICS
 from fedstill.results.runs import Run, Runs, Unpaired, complete, load_runs, predictions
 from fedstill.results.significance import FEWEST_SEEDS, RESAMPLES, Bootstrap, paired_bootstrap, paired_over_seeds
 
-__all__ = ["CAPTIONS", "Comparison", "Difference", "Row", "Spread", "compare", "load_runs", "to_dict"]
-
-CAPTIONS = {
-    "f1": "Weighted F1 in points",
-    "macro_f1": "Macro F1 in points",
-    "accuracy": "Accuracy in points",
-    "matthews": "Matthews correlation times 100",
-    "positive_f1": "F1 of the positive class in points",
-}
-"""Metric -> the caption of a table of its scores."""
+__all__ = ["Comparison", "Difference", "Row", "Spread", "compare", "load_runs", "to_dict"]
 
 
 @dataclass(frozen=True)
@@ -89,7 +80,9 @@ def compare(runs: Sequence[Run], against: str | None = None, resamples: int = RE
                 difference, remarks = _difference(group, methods[reference], resamples)
                 rows[method] = replace(rows[method], difference=difference)
                 notes += [f"{method} against {reference}: {remark}" for remark in remarks]
-    notes.insert(0, _note_on_tests(CAPTIONS[runs[0].metric], rows.values(), reference, against is None, resamples))
+    notes.insert(
+        0, _note_on_tests(METRICS[runs[0].metric].caption, rows.values(), reference, against is None, resamples)
+    )
     if isinstance(runs, Runs):
         notes += [f"Left out: {folder} is not finished (no summary.json)." for folder in runs.skipped]
     ordered = sorted(rows.values(), key=lambda row: (_is_upper_bound(row), _mean_or_lowest(row)))
@@ -221,7 +214,7 @@ def _bootstrap(pairs: Sequence[tuple[Run, Run]], resamples: int) -> tuple[Bootst
         [predicted for _, predicted in second],
         classes=len(pairs[0][0].labels),
         resamples=resamples,
-        metric=METRICS[pairs[0][0].metric],
+        measure=METRICS[pairs[0][0].metric].measure,
         same_rows=all(np.array_equal(tests[0], truth) for truth in tests),
     )
     return bootstrap, tuple(truth.shape[1] for truth in tests)

@@ -16,9 +16,8 @@ from rich.text import Text
 
 from fedstill.common.events import Begun, Event, Finished, Measured, Noted, Preparing, Rested, RoundDone, Saving, Step
 from fedstill.common.units import size_text
+from fedstill.learning.metrics import METRICS
 from fedstill.wire.messages import SERVER
-
-NAMES = {"f1": "F1", "macro_f1": "macro F1", "accuracy": "accuracy", "matthews": "Matthews", "positive_f1": "F1"}
 
 IDLE = Step(party="", phase="", done=0, steps=1)
 
@@ -103,14 +102,14 @@ class Progress:
             return
         score = self._watched(metric["party"]).score = metric[self.metric]
         if self.live is None:
-            what = f"{metric['party']} {metric['stage']}, {NAMES[self.metric]} {100 * score:.1f}"
+            what = f"{metric['party']} {metric['stage']}, {METRICS[self.metric].title} {100 * score:.1f}"
             self._say(f"  round {metric['round']}: {what}")
 
     def _round_done(self, event: RoundDone) -> None:
         self.round, self.bytes = event.round, event.bytes
         self.boundary_s = time.monotonic() - self.started
         scores = {name: party.score for name, party in self.parties.items() if party.score is not None}
-        own = f"server {NAMES[self.metric]} {100 * scores[SERVER]:.1f}, " if SERVER in scores else ""
+        own = f"server {METRICS[self.metric].title} {100 * scores[SERVER]:.1f}, " if SERVER in scores else ""
         clients = [score for name, score in scores.items() if name != SERVER]
         mean = f"clients' mean after training {100 * sum(clients) / len(clients):.1f}, " if clients else ""
         self._say(f"{self.title}round {self.round}/{self.rounds}: {own}{mean}{size_text(self.bytes)}, {self._times()}")
@@ -131,10 +130,10 @@ class Progress:
 
     def _table(self) -> Group:
         table = Table(box=None, padding=(0, 2, 0, 0))
-        for column in ("party", "model", "doing", "", "loss", NAMES[self.metric]):
+        for column in ("party", "model", "doing", "", "loss", METRICS[self.metric].title):
             table.add_column(
                 column,
-                justify="right" if column in ("loss", NAMES[self.metric]) else "left",
+                justify="right" if column in ("loss", METRICS[self.metric].title) else "left",
                 style="dim" if column == "model" else None,
             )
         for name, party in self.parties.items():

@@ -12,12 +12,13 @@ from typing import Any
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.files import file_name, write_whole
-from fedstill.learning.metrics import METRICS
 from fedstill.models import Model, load
 from fedstill.plan.plan import Plan
 from fedstill.wire.messages import SERVER, STAGES
 
-Metric = dict[str, Any]
+Measurement = dict[str, Any]
+ABOUT = ("round", "party", "stage", "split", "rows")
+"""What a measurement says besides its scores."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class Record:
         return (self.folder / "summary.json").exists()
 
     @cached_property
-    def metrics(self) -> list[Metric]:
-        """All measurements, one for each round, party, stage and split; and what the method itself observed."""
+    def metrics(self) -> list[Measurement]:
+        """Every measurement: a line a round, party, stage and split; and the method's own observations."""
         return list(read_lines(self.folder / "metrics.jsonl"))
 
     @cached_property
@@ -61,7 +62,7 @@ class Record:
         return self.score("f1", party, split)
 
     def score(self, metric: str, party: str = SERVER, split: str = "test") -> float:
-        """Any metric of a party after the last round, by its name in METRICS."""
+        """Any metric of a party after the last round, by its name."""
         scores = self.summary["scores"]
         found = scores.get(SERVER) if party == SERVER else scores["clients"].get(party)
         if not found or split not in found:
@@ -119,8 +120,8 @@ def write_summary(record: Record, plan: Plan, crossed: dict[str, int], seconds: 
     write_whole(record.folder / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
 
 
-def _last(measured: list[Metric], party: str) -> dict[str, dict[str, float]]:
-    """A party's scores by split after the last round and stage; if it was processed, those before that as `before/`."""
+def _last(measured: list[Measurement], party: str) -> dict[str, dict[str, float]]:
+    """The scores of a party's last round by split, of the last stage; where it was processed, `before/` that too."""
     before = [line for line in measured if line["stage"] != "processed"]
     if any(line["party"] == party for line in measured if line["stage"] == "processed"):
         earlier = {f"before/{split}": scores for split, scores in _newest(before, party).items()}
@@ -128,19 +129,19 @@ def _last(measured: list[Metric], party: str) -> dict[str, dict[str, float]]:
     return _newest(before, party)
 
 
-def _newest(measured: list[Metric], party: str) -> dict[str, dict[str, float]]:
+def _newest(measured: list[Measurement], party: str) -> dict[str, dict[str, float]]:
     scores: dict[str, dict[str, float]] = {}
     when: dict[str, tuple[int, int]] = {}
     for line in measured:
         moment = (line["round"], STAGES.index(line["stage"]))
         if line["party"] == party and moment >= when.get(line["split"], (-1, 0)):
             when[line["split"]] = moment
-            scores[line["split"]] = {name: line[name] for name in (*METRICS, "generated_accuracy") if name in line}
+            scores[line["split"]] = {name: value for name, value in line.items() if name not in ABOUT}
     return scores
 
 
-def _best_on_validation(measured: list[Metric], metric: str) -> dict[str, Any] | None:
-    """The round with the best validation score; only in simulation, where the server can see the clients' rows."""
+def _best_on_validation(measured: list[Measurement], metric: str) -> dict[str, Any] | None:
+    """The round that validation would have chosen: simulation only, where the server can see the clients' rows."""
     validation, test = (
         {line["round"]: line[metric] for line in measured if line["party"] == SERVER and line["split"] == split}
         for split in ("validation", "test")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from fedstill.learning.metrics import Floats, Integers, Metric, resampled, weighted_f1
+from fedstill.learning.metrics import Floats, Integers, Measure, resampled, weighted_f1
 
 FEWEST_SEEDS = 3
 RESAMPLES = 10_000
@@ -54,7 +54,7 @@ def paired_bootstrap(
     seed: int = 0,
     *,
     same_rows: bool = False,
-    metric: Metric = weighted_f1,
+    measure: Measure = weighted_f1,
 ) -> Bootstrap:
     """The mean over seeds of the first's score minus the second's, both on the same resampled test rows.
 
@@ -65,9 +65,9 @@ def paired_bootstrap(
     if same_rows:
         blocks = [_merge(blocks)]
     generator = np.random.default_rng(seed)
-    # Rounded, because a tie with a difference in the last bit would count as a win in every resample.
-    observed = round(sum(_observed(block, classes, metric) for block in blocks), 12)
-    each = (_resample(block, classes, metric, resamples, generator) for block in blocks)
+    # Rounded, because a tie that is off by the last bit would count as a win in every resample.
+    observed = round(sum(_observed(block, classes, measure) for block in blocks), 12)
+    each = (_resample(block, classes, measure, resamples, generator) for block in blocks)
     drawn = np.round(sum(each, start=np.zeros(resamples)), 12)
     low, high = np.quantile(drawn, [0.025, 0.975])
     p = 2 * min(np.mean(drawn <= 0), np.mean(drawn >= 0))
@@ -102,17 +102,17 @@ def _merge(blocks: Sequence[_Block]) -> _Block:
     return _Block(labels[0], np.concatenate(predictions), np.concatenate(weights))
 
 
-def _observed(block: _Block, classes: int, metric: Metric) -> float:
+def _observed(block: _Block, classes: int, measure: Measure) -> float:
     once = np.ones((1, len(block.labels)))
     return sum(
-        float(weight) * float(resampled(metric, block.labels, predictions, classes, once)[0])
+        float(weight) * float(resampled(measure, block.labels, predictions, classes, once)[0])
         for weight, predictions in zip(block.weights, block.predictions, strict=True)
     )
 
 
-def _resample(block: _Block, classes: int, metric: Metric, resamples: int, generator: np.random.Generator) -> Floats:
-    # Rows with the same label and the same predictions are interchangeable: drawing how often each such kind occurs
-    # gives the same distribution with tens of counts per resample instead of thousands.
+def _resample(block: _Block, classes: int, measure: Measure, resamples: int, generator: np.random.Generator) -> Floats:
+    # Rows with one label and the same predictions are interchangeable: counting the kinds drawn instead of the rows
+    # gives the same distribution from tens of counts a resample, not thousands.
     kinds, times = np.unique(np.vstack([block.labels, block.predictions]), axis=1, return_counts=True)
     rows = len(block.labels)
     chunk = max(1, COUNTS_AT_ONCE // max(len(times), classes**2))
@@ -121,5 +121,5 @@ def _resample(block: _Block, classes: int, metric: Metric, resamples: int, gener
         part = drawn[start : start + chunk]
         counts = generator.multinomial(rows, times / rows, size=len(part)).astype(np.float64)
         for weight, predictions in zip(block.weights, kinds[1:], strict=True):
-            part += weight * resampled(metric, kinds[0], predictions, classes, counts)
+            part += weight * resampled(measure, kinds[0], predictions, classes, counts)
     return drawn
