@@ -18,13 +18,15 @@ from plain import Padded
 from turns import TURNS, Results, Seconds, Values, in_turns, spread, times
 
 from fedstill.algorithms.base import Answers
+from fedstill.common.events import tell_nobody
 from fedstill.config.experiment import Experiment
+from fedstill.engines.books import Books
+from fedstill.engines.conductor import Conductor
 from fedstill.engines.journal import Journal
 from fedstill.engines.local import LocalEngine
 from fedstill.models import Model, build
 from fedstill.plan.plan import Plan
 from fedstill.plan.prepare import prepare
-from fedstill.wire.messages import SERVER
 
 CLIENTS = 4
 SIZES = {"bert-tiny": (64, 3), "minilm": (32, 1)}
@@ -57,21 +59,15 @@ class Rounds:
 
     def __init__(self, plan: Plan) -> None:
         self.journal = Journal(plan.folder)
-        self.engine = LocalEngine(plan, self.journal, lambda event: None)
-        self.engine._enter(0)
-        self.engine._greet()
-        self.answer: Answers = None
+        books = Books(self.journal, tell_nobody)
+        self.engine = LocalEngine(plan, books)
+        self.conductor = Conductor(plan, books, self.engine)
+        self.answer: Answers = self.conductor.begin()
         self.next()
 
     def next(self) -> None:
         """The next round."""
-        engine = self.engine
-        engine._enter(engine.round + 1)
-        engine._draw()
-        self.answer = engine.algorithm.round(engine, self.answer)
-        engine.server.evaluate("distilled")
-        engine._take(SERVER, engine.server.metrics, engine.server.notes)
-        engine._save(self.answer)
+        self.answer = self.conductor.play(self.conductor.round + 1, self.answer)
 
     def close(self) -> None:
         """Let go of everything."""
@@ -101,7 +97,7 @@ class PlainRounds:
 
 def padded_rows(plan: Plan) -> dict[str, Padded]:
     """Everybody's rows as the plain loop has them."""
-    parties = {name: plan.make_client(name, lambda event: None) for name in plan.clients}
+    parties = {name: plan.make_client(name, tell_nobody) for name in plan.clients}
     first = next(iter(parties.values())).data
     assert first.evaluation is not None
     rows: dict[str, Any] = {name: client.data.train for name, client in parties.items()}

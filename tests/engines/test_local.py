@@ -38,6 +38,9 @@ def test_clients_that_sleep_on_disk_give_the_same_bytes(small: Small, tmp_path: 
 
 
 def test_a_host_keeps_no_more_models_awake_than_the_limit_allows(small: Small, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from fedstill.common.events import tell_nobody
     from fedstill.engines.host import Host
     from fedstill.plan.prepare import prepare
     from fedstill.wire.encoding import encode
@@ -45,7 +48,7 @@ def test_a_host_keeps_no_more_models_awake_than_the_limit_allows(small: Small, t
     (tmp_path / "run").mkdir()
     _, plan, _ = prepare(small(clients="bow"), tmp_path / "run")
     one = 4 * (2 * 2**17 + 1) * 3 + 4 * 3  # bytes of a bag of words over pairs, three classes
-    host = Host(plan, int(1.5 * one), lambda event: None)
+    host = Host(replace(plan, host_bytes=int(1.5 * one)), tell_nobody)
     for name in plan.clients:
         host.call(name, encode(None, {"verb": "turn", "round": 1}))
     assert list(host.awake) == ["toys"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from fedstill import Experiment, FedstillError, run
+from fedstill.common.events import tell_nobody
 from fedstill.engines.host import Host, in_excess
 from fedstill.engines.seconds import FORM, Seconds, Slip
 from fedstill.plan.prepare import prepare
@@ -29,7 +31,7 @@ ONE = 4 * (2 * 2**17 + 1) * 3 + 4 * 3
 def host_of(small: Small, folder: Path, limit: int | None, **changes: object) -> Host:
     folder.mkdir()
     _, plan, _ = prepare(small(clients="bow", **changes), folder)
-    return Host(plan, limit, lambda event: None)
+    return Host(replace(plan, host_bytes=limit), tell_nobody)
 
 
 def turn(round: int) -> bytes:
@@ -59,7 +61,7 @@ def test_clients_that_only_said_hello_need_no_model_and_no_file(small: Small, tm
     said = {}
     for name in host.plan.clients:
         raw, _ = Slip.take_off(host.call(name, encode(None, {"verb": "hello", "round": 0})))
-        said[name] = decode(raw, host.types).message
+        said[name] = decode(raw, host.plan.agreement.types).message
     assert not any(client.has_model for client in host.awake.values())
     assert host.files == {}
     for name, client in host.awake.items():

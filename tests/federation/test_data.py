@@ -22,6 +22,8 @@ from fedstill.data import corpora
 from fedstill.data.corpora import CorpusSpec
 from fedstill.data.corpus import Corpus
 from fedstill.data.examples import Examples, Labelled
+from fedstill.engines.books import Books
+from fedstill.engines.conductor import Conductor
 from fedstill.engines.engine import Engine
 from fedstill.engines.host import Host
 from fedstill.engines.journal import Journal
@@ -115,7 +117,7 @@ def simulated(experiment: Experiment, folder: Path) -> tuple[Plan, Corpus]:
 
 def say(plan: Plan, name: str, verb: str = "turn") -> bytes:
     """A site's reply to the first call, to the byte."""
-    raw = Host(plan, None, hear).call(name, encode(None, {"verb": verb, "round": int(verb != "hello")}))
+    raw = Host(plan, hear).call(name, encode(None, {"verb": verb, "round": int(verb != "hello")}))
     return Slip.take_off(raw)[0]
 
 
@@ -195,20 +197,20 @@ def test_a_sites_first_opinion_is_the_simulated_clients_to_the_byte(name: str, t
 class Apart(Engine):
     """Every client on a host of its own, which knows its own plan only; nothing but bytes goes between."""
 
-    def __init__(self, plan: Plan, journal: Journal, sites: Mapping[str, Plan]) -> None:
-        super().__init__(plan, journal, hear)
-        self.hosts = {name: Host(own, None, hear) for name, own in sites.items()}
+    def __init__(self, plan: Plan, books: Books, sites: Mapping[str, Plan]) -> None:
+        super().__init__(plan, books)
+        self.hosts = {name: Host(own, hear) for name, own in sites.items()}
 
-    def deliver(self, parcels: Mapping[str, bytes]) -> Mapping[str, Any]:
-        return {name: self.hosts[name].call(name, raw) for name, raw in parcels.items()}
+    def deliver(self, calls: Mapping[str, bytes], round: int) -> Mapping[str, Any]:
+        return {name: self.hosts[name].call(name, raw) for name, raw in calls.items()}
 
-    def save_clients(self) -> Mapping[str, Any]:
+    def save(self, round: int) -> Mapping[str, Any]:
         return {}
 
-    def restore_clients(self, files: Mapping[str, Any], round: int) -> None:
+    def restore(self, files: Mapping[str, Any], round: int) -> None:
         raise NotImplementedError
 
-    def export_clients(self) -> None:
+    def export(self) -> None:
         for name, host in self.hosts.items():
             host.export(name)
 
@@ -227,7 +229,8 @@ def test_a_whole_run_on_the_files_gives_the_numbers_of_the_simulation(
     sites = {name: federation.site_plan(name) for name in federation.written.sites}
     journal = Journal(federation.folder)
     journal.cut({})
-    Apart(federation.centre_plan(), journal, sites).conduct()
+    plan, books = federation.centre_plan(), Books(journal, hear)
+    Conductor(plan, books, Apart(plan, books, sites)).conduct()
     journal.offsets()
     here = Record(federation.folder)
     assert here.metrics == there.metrics

@@ -378,7 +378,7 @@ def test_a_stalled_site_is_given_up_at_the_deadline_and_returns_as_if_it_had_not
     folder = stage.folder / "reference"
     folder.mkdir()
     public = read_public(stage.centre)
-    reference = Host(site_plan(stage.job, "garden", stage.file("garden"), public, folder), None, tell_nobody)
+    reference = Host(site_plan(stage.job, "garden", stage.file("garden"), public, folder), tell_nobody)
     torch.set_num_threads(1)
     for round in (0, 1, 3):
         heard, said = calls[round]

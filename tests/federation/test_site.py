@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstill.engines.checkpoint import folder_of
+from fedstill.engines.hosting import Request
 from fedstill.engines.seconds import Slip
 from fedstill.federation.data import read_public
 from fedstill.federation.files import to_values
@@ -270,7 +271,7 @@ def test_a_worker_is_brought_back_to_where_the_site_was_or_not_asked_at_all(toge
     shutil.copy(rows.with_suffix(".before"), rows)
     _, second = ask("call", turn(2), round=2)
     undisturbed = host(stage)
-    heard = [undisturbed.answer({"what": "call"}, turn(round)) for round in (1, 2)]
+    heard = [undisturbed.answer(Request("call", "garden", round, turn(round))) for round in (1, 2)]
     assert [Slip.take_off(raw)[0] for raw in heard] == [Slip.take_off(raw)[0] for raw in (first, second)]
 
 
@@ -278,12 +279,12 @@ def test_states_of_an_older_run_do_not_drive_out_those_of_this_one(together: Mak
     stage = together()
     before = host(stage)
     for round in (1, 2, 3, 4):
-        before.answer({"what": "call"}, turn(round))
-        before.answer({"what": "save", "round": round}, b"")
+        before.answer(Request("call", "garden", round, turn(round)))
+        before.answer(Request("save", "garden", round))
     anew = host(stage)  # the centre has lost its record and begins again
-    anew.answer({"what": "call"}, turn(1))
-    anew.answer({"what": "save", "round": 1}, b"")
-    assert host(stage).answer({"what": "restore", "round": 1}, b"") == b"1"
+    anew.answer(Request("call", "garden", 1, turn(1)))
+    anew.answer(Request("save", "garden", 1))
+    assert host(stage).answer(Request("restore", "garden", 1)) == b"1"
     assert [path.name for path in folder_of(stage.folder / "host").glob("round-*")] == ["round-00001.json"]
 
 
@@ -291,9 +292,9 @@ def test_a_site_goes_back_no_further_than_it_must(together: Make) -> None:
     stage = together()
     before = host(stage)
     for round in (1, 2, 3):
-        before.answer({"what": "call"}, turn(round))
-        before.answer({"what": "save", "round": round}, b"")
+        before.answer(Request("call", "garden", round, turn(round)))
+        before.answer(Request("save", "garden", round))
     after = host(stage)
-    assert after.answer({"what": "restore", "round": 5}, b"") == b"3"
-    assert after.answer({"what": "restore", "round": 2}, b"") == b"2"
-    assert after.answer({"what": "restore", "round": 1}, b"") == b"0"  # two are kept
+    assert after.answer(Request("restore", "garden", 5)) == b"3"
+    assert after.answer(Request("restore", "garden", 2)) == b"2"
+    assert after.answer(Request("restore", "garden", 1)) == b"0"  # two are kept

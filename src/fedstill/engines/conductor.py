@@ -44,28 +44,9 @@ class Conductor:
 
     def conduct(self, after: Manifest | None = None) -> None:
         """All rounds from the beginning, or those after a checkpoint."""
-        self._enter(0)
-        with self.clock.spent("phases"):
-            self.engine.open()
-            self._greet(list(self.plan.clients))
-            self.algorithm.admit(self.server)
-            answer = self._restore(after) if after is not None else self.algorithm.start(self)
-        self._close_round()
-        self._write_seconds()
+        answer = self.begin(after)
         for number in range(after.round + 1 if after else 1, self.rounds + 1):
-            self._enter(number)
-            self.engine.enter(number)
-            self._greet_absent()
-            self._draw()
-            with self.clock.spent("phases"):
-                answer = self.algorithm.round(self, answer)
-                if self.algorithm.has_server_model:
-                    with self.server.timed("measuring"):
-                        self.server.evaluate("distilled")
-            self._close_round()
-            if number % self.plan.experiment.save_every == 0 or number == self.rounds:
-                self._save(answer)
-            self._write_seconds()
+            answer = self.play(number, answer)
             self.books.tell(RoundDone(number, self.rounds, self.books.ledger.total))
         self._enter(self.rounds + 1)  # so that the last digest draws what a next round's would
         with self.clock.spent("phases"):
@@ -76,6 +57,35 @@ class Conductor:
         if self.algorithm.has_server_model:
             export(self.server, self.plan.folder)
         self.engine.export()
+
+    def begin(self, after: Manifest | None = None) -> Answers:
+        """Everybody says hello; the answer that the first round, or the one after a checkpoint, starts from."""
+        self._enter(0)
+        with self.clock.spent("phases"):
+            self.engine.open()
+            self._admit(self.call("hello", clients=list(self.plan.clients)).messages)
+            self.algorithm.admit(self.server)
+            answer = self._restore(after) if after is not None else self.algorithm.start(self)
+        self._close_round()
+        self._write_seconds()
+        return answer
+
+    def play(self, number: int, answer: Answers) -> Answers:
+        """One round, from the last answer to the next, with its checkpoint."""
+        self._enter(number)
+        self.engine.enter(number)
+        self._greet_absent()
+        self._draw()
+        with self.clock.spent("phases"):
+            answer = self.algorithm.round(self, answer)
+            if self.algorithm.has_server_model:
+                with self.server.timed("measuring"):
+                    self.server.evaluate("distilled")
+        self._close_round()
+        if number % self.plan.experiment.save_every == 0 or number == self.rounds:
+            self._save(answer)
+        self._write_seconds()
+        return answer
 
     @property
     def seconds(self) -> float:
@@ -133,10 +143,6 @@ class Conductor:
         self.round = round
         self.books.enter(round)
         self.server.enter(round)
-
-    def _greet(self, names: Sequence[str]) -> None:
-        """Let clients say what they have."""
-        self._admit(self.call("hello", clients=names).messages)
 
     def _greet_absent(self) -> None:
         """Clients that were not there in the beginning may be there now; who does not fit is only noted."""
