@@ -50,7 +50,9 @@ def fedstill(command: str, monkeypatch: pytest.MonkeyPatch, *more: str) -> None:
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the examples with the reviews written, to stand in."""
-    folder = shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("runs", "*.csv", "*.png"))
+    folder = shutil.copytree(
+        EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("runs", "rehearsals", "*.csv", "*.png")
+    )
     monkeypatch.chdir(folder)
     script("make_reviews.py")
     return folder
