@@ -13,7 +13,7 @@ Small = Callable[..., Experiment]
 
 
 def test_a_name_that_no_engine_has_is_refused_before_anything_is_written(small: Small, tmp_path: Path) -> None:
-    with pytest.raises(FedstillError, match="engine: there is no engine 'lokal'; did you mean 'local'?"):
+    with pytest.raises(FedstillError, match=r"engine: there is no engine 'lokal'; did you mean 'local'\?"):
         run(small(engine="lokal"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

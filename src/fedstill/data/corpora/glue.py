@@ -6,9 +6,14 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedstill.common.errors import FedstillError
+from fedstill.data.corpora.embedded import Embedded, Source
 from fedstill.data.corpora.files import Columns, Row, read, read_dataset
+
+if TYPE_CHECKING:
+    from fedstill.data.corpora.spec import CorpusSpec
 
 HUB = "nyu-mll/glue"
 
@@ -92,8 +97,9 @@ def spelled(task: str) -> str:
     )
 
 
-def rows(name: str, folder: Path | None, is_public: bool = False) -> tuple[list[Row], list[Row], dict[str, int]]:
-    """Training rows, development rows and what was counted; a public task gives its training texts alone."""
+def _source(spec: CorpusSpec, is_public: bool) -> Source:
+    """Training and development rows; a public task gives its training texts alone."""
+    name, folder = str(spec.task), spec.folder
     task = TASKS[name]
     development = () if is_public else task.development
     if folder is not None:
@@ -104,7 +110,9 @@ def rows(name: str, folder: Path | None, is_public: bool = False) -> tuple[list[
         )
     counts = {"rows read": 0}
     train, *rest = [_read(name, task, split, folder, counts) for split in (task.train, *development)]
-    return train, [row for part in rest for row in part], counts
+    test = None if is_public else [row for part in rest for row in part]
+    order = "in GLUE's order, which its metrics go by"
+    return Source(name, train, test, counts, task.labels, task.metrics, order)
 
 
 def _plain(task: str) -> str:
@@ -146,3 +154,12 @@ def _label(row: Row, name: str) -> str:
     if row.label in map(str, range(len(labels))):
         return labels[int(row.label)]
     raise row.fault(f"the label is {row.label!r}; {name} has {', '.join(labels)}, or their numbers from 0.")
+
+
+CORPUS = Embedded(
+    f"GLUE; needs `task:` ({', '.join(TASKS)}), and `path:` or the Hub",
+    "each task's own",
+    ("each task's own",),
+    frozenset({"task", "path"}),
+    _source,
+)

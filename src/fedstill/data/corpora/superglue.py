@@ -8,13 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.plugins import nearest
 from fedstill.data.corpora import records
+from fedstill.data.corpora.embedded import Embedded, Source
 from fedstill.data.corpora.files import Row, fault
 from fedstill.data.corpora.records import Record
+
+if TYPE_CHECKING:
+    from fedstill.data.corpora.spec import CorpusSpec
 
 HUB = "aps/super_glue"
 
@@ -199,23 +203,23 @@ def spelled(task: str) -> str:
     raise ValueError(f"there is no SuperGLUE task called {task!r}; {nearest(task, TASKS).rstrip('.')}")
 
 
-def rows(
-    name: str, folder: Path | None, is_cut: bool = False, is_public: bool = False
-) -> tuple[list[Row], list[Row], dict[str, int]]:
-    """Training rows, development rows and what was counted; a public task gives its training texts alone.
+def _source(spec: CorpusSpec, is_public: bool) -> Source:
+    """Training and development rows of a task; a public task gives its training texts alone.
 
     A cut task keeps the first rows, as many as FedDRS trains on; a row is an answer or entity, not a question.
     """
+    name = str(spec.task)
     splits = ("train",) if is_public else ("train", "val")
     # Before anything is read, so that a missing file is told at once.
-    sources = [_source(name, folder, split) for split in splits]
+    sources = [_records(name, spec.folder, split) for split in splits]
     counts = {"rows read": 0}
-    limit = TASKS[name].cut if is_cut else None
+    limit = TASKS[name].cut if spec.cut else None
     train, *rest = [
         _posed(name, source, is_public, limit if split == "train" else None, counts)
         for split, source in zip(splits, sources, strict=True)
     ]
-    return train, [row for part in rest for row in part], counts
+    test = None if is_public else [row for part in rest for row in part]
+    return Source(name, train, test, counts, TASKS[name].labels, METRICS)
 
 
 def _posed(
@@ -248,7 +252,7 @@ def _word(record: Record, name: str, label: object) -> str:
     return words[label]
 
 
-def _source(name: str, folder: Path | None, split: str) -> Iterable[Record]:
+def _records(name: str, folder: Path | None, split: str) -> Iterable[Record]:
     """The records of a split, not yet read."""
     if folder is None:
         return records.dataset(HUB, name.lower(), {"train": "train", "val": "validation"}[split])
@@ -310,3 +314,13 @@ def _wic_records(data: Path) -> Iterator[Record]:
         word, _, _, first, second = fields
         values = {"word": word, "sentence1": first, "sentence2": second, "label": label.strip() == "T"}
         yield Record(str(data), line, values)
+
+
+CORPUS = Embedded(
+    f"SuperGLUE as FedDRS poses it; `task:` ({', '.join(TASKS)}), or a domain a task of all or of `tasks: [...]`; "
+    "`path:` or the Hub",
+    "each task's own",
+    ("each task's own",),
+    frozenset({"task", "tasks", "path", "cut"}),
+    _source,
+)
