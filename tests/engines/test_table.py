@@ -7,7 +7,7 @@ import pytest
 
 from fedstill import Experiment, FedstillError, resume, run
 from fedstill.engines.local import LocalEngine
-from fedstill.engines.table import ENGINES, Entry
+from fedstill.engines.table import ENGINES, EngineEntry
 
 Small = Callable[..., Experiment]
 
@@ -27,7 +27,7 @@ def test_an_engine_is_one_entry(small: Small, tmp_path: Path, monkeypatch: pytes
             super().close()
 
     cages: list[type[Pigeon]] = []
-    entry = Entry(lambda: next(iter(cages), None), "get a cage.", "{folder} needs a cage.")
+    entry = EngineEntry(lambda: next(iter(cages), None), "get a cage.", "{folder} needs a cage.")
     monkeypatch.setitem(ENGINES, "pigeon", entry)
     with pytest.raises(FedstillError, match="get a cage"):
         run(small(engine="pigeon"), tmp_path / "run")

@@ -11,7 +11,7 @@ from fedstill.algorithms.base import Algorithm
 from fedstill.config.source import Source
 from fedstill.data.artefacts import WHEELS
 from fedstill.data.corpora import EMBEDDED
-from fedstill.models.build import OWN
+from fedstill.models.build import FROM_SCRATCH
 from fedstill.papers.recipe import is_grid, recipe_files
 
 Page = tuple[Sequence[str], Sequence[Sequence[str]]]
@@ -33,7 +33,7 @@ def _few(labels: Sequence[str]) -> str:
 def models() -> Page:
     """Models by short name, and how to name others."""
     rows = [(name, WHEELS[name].what, "pretrained", WHEELS[name].licence) for name in ("bert-tiny", "minilm")]
-    rows += [(name, _first_line(cls), "from scratch", "Apache-2.0") for name, cls in OWN.items()]
+    rows += [(name, _first_line(cls), "from scratch", "Apache-2.0") for name, cls in FROM_SCRATCH.items()]
     rows.append(("minilm[:3]", "the first three layers of any transformer", "pretrained", "the model's"))
     rows.append(("owner/name or a folder", "any Hugging Face sequence classifier, or T5", "pretrained", "the model's"))
     rows.append(("file.py:Class", "a torch.nn.Module of your own", "from scratch", "yours"))

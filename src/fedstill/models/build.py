@@ -36,7 +36,7 @@ OURS = "fedstill.json"
 GIVEN = ("vocabulary", "classes", "pad_id", "channels", "size")
 """What we pass to a small model; everything else in its constructor is an option."""
 
-OWN = SMALL | IMAGE_MODELS
+FROM_SCRATCH = SMALL | IMAGE_MODELS
 
 Shape = tuple[int, int, int]
 """Of an image: channels, height and width."""
@@ -70,7 +70,7 @@ class ModelSpec(Settings):
     @property
     def is_small(self) -> bool:
         """Whether the model is one of ours or the user's own, trained from scratch."""
-        return self.name in OWN or is_own(self.name)
+        return self.name in FROM_SCRATCH or is_own(self.name)
 
     @property
     def reads(self) -> str:
@@ -84,7 +84,7 @@ class ModelSpec(Settings):
 
     def check(self) -> None:
         """Refuse what could not be built, before anything is downloaded or trained."""
-        if _split(self.name)[1] is not None and _split(self.name)[0] in OWN:
+        if _split(self.name)[1] is not None and _split(self.name)[0] in FROM_SCRATCH:
             raise FedstillError(f"{self.name}: only transformers have layers to choose from.")
         if self.is_small:
             check_options(_small_class(self), self.options, fixed=(*GIVEN, "self"))
@@ -188,7 +188,7 @@ def load(folder: str | Path) -> Model:
 
 
 def _small_class(spec: ModelSpec) -> type[nn.Module]:
-    found = OWN.get(spec.name) or own_class(spec.name)
+    found = FROM_SCRATCH.get(spec.name) or own_class(spec.name)
     if not issubclass(found, nn.Module):
         raise FedstillError(f"{spec.name} is not a torch.nn.Module: a model of your own must be one.")
     return found
@@ -320,7 +320,7 @@ def fetch_model(name: str) -> Path:
     try:
         return fetch(name)
     except FedstillError as error:
-        known = ["bert-tiny", "minilm", *OWN]
+        known = ["bert-tiny", "minilm", *FROM_SCRATCH]
         hint = "" if name in known else f" Among the models, {nearest(name, known)}"
         raise FedstillError(f"{error}{hint}") from error
 

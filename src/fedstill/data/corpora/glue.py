@@ -28,7 +28,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Task:
+class GlueTask:
     """A task's labels in the order of their numbers (of two, the second is the positive one), metrics and columns."""
 
     labels: tuple[str, ...]
@@ -48,31 +48,31 @@ _ENTAILMENT = ("entailment", "not_entailment")
 _SENTENCES = Columns("sentence1", "sentence2")
 
 TASKS = {
-    "WNLI": Task(("not_entailment", "entailment"), ("accuracy",), _SENTENCES, _SENTENCES),
-    "RTE": Task(_ENTAILMENT, ("accuracy",), _SENTENCES, _SENTENCES),
-    "MRPC": Task(
+    "WNLI": GlueTask(("not_entailment", "entailment"), ("accuracy",), _SENTENCES, _SENTENCES),
+    "RTE": GlueTask(_ENTAILMENT, ("accuracy",), _SENTENCES, _SENTENCES),
+    "MRPC": GlueTask(
         ("not_equivalent", "equivalent"),
         ("positive_f1", "accuracy"),
         Columns("#1 String", "#2 String", "Quality"),
         _SENTENCES,
     ),
-    "CoLA": Task(
+    "CoLA": GlueTask(
         ("unacceptable", "acceptable"),
         ("matthews",),
         Columns("sentence"),
         Columns("sentence"),
         header=("source", "label", "mark", "sentence"),
     ),
-    "SST-2": Task(("negative", "positive"), ("accuracy",), Columns("sentence"), Columns("sentence")),
-    "QNLI": Task(_ENTAILMENT, ("accuracy",), Columns("question", "sentence"), Columns("question", "sentence")),
-    "QQP": Task(
+    "SST-2": GlueTask(("negative", "positive"), ("accuracy",), Columns("sentence"), Columns("sentence")),
+    "QNLI": GlueTask(_ENTAILMENT, ("accuracy",), Columns("question", "sentence"), Columns("question", "sentence")),
+    "QQP": GlueTask(
         ("not_duplicate", "duplicate"),
         ("positive_f1", "accuracy"),
         Columns("question1", "question2", "is_duplicate"),
         Columns("question1", "question2"),
         has_short_rows=True,
     ),
-    "MNLI": Task(
+    "MNLI": GlueTask(
         ("entailment", "neutral", "contradiction"),
         ("accuracy",),
         Columns("sentence1", "sentence2", "gold_label"),
@@ -132,7 +132,7 @@ def _check_files(folder: Path, name: str, names: Sequence[str]) -> None:
             )
 
 
-def _read(name: str, task: Task, split: Split, folder: Path | None, counts: dict[str, int]) -> list[Row]:
+def _read(name: str, task: GlueTask, split: Split, folder: Path | None, counts: dict[str, int]) -> list[Row]:
     short: list[int] = []
     if folder is None:
         found = read_dataset(HUB, name.replace("-", "").lower(), split.hub, task.hub_columns)

@@ -13,7 +13,7 @@ from fedstill.data.corpora.files import fault, hub_dataset
 
 
 @dataclass(frozen=True)
-class Record:
+class RawRecord:
     """Fields, and the file and line (or data set and row) that they stand in."""
 
     file: str
@@ -39,16 +39,16 @@ class Record:
             raise self.fault(f"the field {name!r} must be a list of texts.")
         return values
 
-    def part(self, name: str) -> Record:
+    def part(self, name: str) -> RawRecord:
         """A field that must hold fields of its own."""
-        return Record(self.file, self.line, self._field(name, dict, "an object"))
+        return RawRecord(self.file, self.line, self._field(name, dict, "an object"))
 
-    def parts(self, name: str) -> list[Record]:
+    def parts(self, name: str) -> list[RawRecord]:
         """A field that must be a list of such."""
         values = list(self._field(name, list, "a list"))
         if not all(isinstance(value, dict) for value in values):
             raise self.fault(f"the field {name!r} must be a list of objects.")
-        return [Record(self.file, self.line, value) for value in values]
+        return [RawRecord(self.file, self.line, value) for value in values]
 
     def _field(self, name: str, kind: type, wanted: str) -> Any:
         if name not in self.values:
@@ -73,7 +73,7 @@ def lines(file: Path) -> Iterator[tuple[int, str]]:
             yield number, line_text.rstrip("\r")
 
 
-def json_lines(file: Path) -> Iterator[Record]:
+def json_lines(file: Path) -> Iterator[RawRecord]:
     """An object a line."""
     for line, text in lines(file):
         try:
@@ -82,11 +82,11 @@ def json_lines(file: Path) -> Iterator[Record]:
             raise fault(file, line, f"this is not JSON ({error}); write one object a line.") from error
         if not isinstance(values, dict):
             raise fault(file, line, "this is not a JSON object; write one object a line.")
-        yield Record(str(file), line, values)
+        yield RawRecord(str(file), line, values)
 
 
-def dataset(name: str, config: str, split: str) -> Iterator[Record]:
+def dataset(name: str, config: str, split: str) -> Iterator[RawRecord]:
     """The records of one split of a Hugging Face data set; class numbers stay numbers."""
     data = hub_dataset(name, config, split)
     for line, values in enumerate(data, start=1):
-        yield Record(f"{name}/{config}[{split}]", line, values)
+        yield RawRecord(f"{name}/{config}[{split}]", line, values)

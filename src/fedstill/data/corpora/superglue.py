@@ -15,7 +15,7 @@ from fedstill.common.plugins import nearest
 from fedstill.data.corpora import records
 from fedstill.data.corpora.embedded import Embedded, Source
 from fedstill.data.corpora.files import Row, fault
-from fedstill.data.corpora.records import Record
+from fedstill.data.corpora.records import RawRecord
 
 if TYPE_CHECKING:
     from fedstill.data.corpora.spec import CorpusSpec
@@ -39,10 +39,10 @@ class Posed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Task:
+class SuperglueTask:
     """How a record becomes rows, the label word of each published label, and FedDRS's number of training rows."""
 
-    pose: Callable[[Record], Iterable[Posed]]
+    pose: Callable[[RawRecord], Iterable[Posed]]
     words: Mapping[object, str]
     cut: int
 
@@ -83,30 +83,30 @@ def processed(task: str, fields: Mapping[str, str], asks: str | None = None) -> 
     return f"{task} {' '.join(parts)}".removesuffix(".")
 
 
-def _boolq(record: Record) -> Iterator[Posed]:
+def _boolq(record: RawRecord) -> Iterator[Posed]:
     fields = {name: record.text(name) for name in ("question", "passage")}
     yield Posed(processed("boolq", fields), fields["passage"], record.values.get("label"))
 
 
-def _cb(record: Record) -> Iterator[Posed]:
+def _cb(record: RawRecord) -> Iterator[Posed]:
     yield _inferred("cb", record)
 
 
-def _rte(record: Record) -> Iterator[Posed]:
+def _rte(record: RawRecord) -> Iterator[Posed]:
     yield _inferred("rte", record)
 
 
-def _inferred(task: str, record: Record) -> Posed:
+def _inferred(task: str, record: RawRecord) -> Posed:
     fields = {name: record.text(name) for name in ("hypothesis", "premise")}
     return Posed(processed(task, fields), fields["premise"], record.values.get("label"))
 
 
-def _copa(record: Record) -> Iterator[Posed]:
+def _copa(record: RawRecord) -> Iterator[Posed]:
     fields = {name: record.text(name) for name in ("choice1", "choice2", "premise", "question")}
     yield Posed(processed("copa", fields), None, record.values.get("label"))
 
 
-def _multirc(record: Record) -> Iterator[Posed]:
+def _multirc(record: RawRecord) -> Iterator[Posed]:
     if "paragraph" in record.values:  # the Hub's form: a row an answer
         paragraph = record.text("paragraph")
         answers = [(record.text("question"), record.text("answer"), record)]
@@ -123,7 +123,7 @@ def _multirc(record: Record) -> Iterator[Posed]:
         yield Posed(processed("multirc", fields, asks="question"), paragraph, labelled.values.get("label"))
 
 
-def _record(record: Record) -> Iterator[Posed]:
+def _record(record: RawRecord) -> Iterator[Posed]:
     """A row an entity, in the order of the file."""
     if "query" in record.values:  # the Hub's form: a record a query, with names in place of spans
         passage = record.text("passage")
@@ -148,12 +148,12 @@ def _record(record: Record) -> Iterator[Posed]:
             yield Posed(text, passage, None if answers is None else entity in answers)
 
 
-def _wic(record: Record) -> Iterator[Posed]:
+def _wic(record: RawRecord) -> Iterator[Posed]:
     fields = {name: record.text(name) for name in ("word", "sentence1", "sentence2")}
     yield Posed(processed("wic", fields), None, record.values.get("label"))
 
 
-def _wsc(record: Record) -> Iterator[Posed]:
+def _wsc(record: RawRecord) -> Iterator[Posed]:
     """The second span alone is marked, as in FedDRS's example, which does not say which first span is meant."""
     target = record.part("target") if "target" in record.values else record  # flat on the Hub
     words = record.text("text").split()
@@ -168,8 +168,8 @@ def _wsc(record: Record) -> Iterator[Posed]:
 
 # True is 1 and False is 0 to Python, and so they are in the files and on the Hub.
 TASKS = {
-    "BoolQ": Task(_boolq, {True: "Yes", False: "No"}, cut=9427),
-    "CB": Task(
+    "BoolQ": SuperglueTask(_boolq, {True: "Yes", False: "No"}, cut=9427),
+    "CB": SuperglueTask(
         _cb,
         {
             "entailment": "Entailment",
@@ -181,16 +181,16 @@ TASKS = {
         },
         cut=250,
     ),
-    "COPA": Task(_copa, {0: "Choice_one", 1: "Choice_two"}, cut=400),
-    "MultiRC": Task(_multirc, {True: "True", False: "False"}, cut=963),
-    "ReCoRD": Task(_record, {True: "Correct", False: "Wrong"}, cut=9000),
-    "RTE": Task(
+    "COPA": SuperglueTask(_copa, {0: "Choice_one", 1: "Choice_two"}, cut=400),
+    "MultiRC": SuperglueTask(_multirc, {True: "True", False: "False"}, cut=963),
+    "ReCoRD": SuperglueTask(_record, {True: "Correct", False: "Wrong"}, cut=9000),
+    "RTE": SuperglueTask(
         _rte,
         {"entailment": "Entailment", "not_entailment": "Not_entailment", 0: "Entailment", 1: "Not_entailment"},
         cut=2500,
     ),
-    "WiC": Task(_wic, {True: "Match", False: "Mismatch"}, cut=6000),
-    "WSC": Task(_wsc, {True: "Same", False: "Difference"}, cut=554),
+    "WiC": SuperglueTask(_wic, {True: "Match", False: "Mismatch"}, cut=6000),
+    "WSC": SuperglueTask(_wsc, {True: "Same", False: "Difference"}, cut=554),
 }
 """In the order of FedDRS's Table 4, whose column "Cut Train" is `cut`."""
 
@@ -223,7 +223,7 @@ def _source(spec: CorpusSpec, is_public: bool) -> Source:
 
 
 def _posed(
-    name: str, source: Iterable[Record], is_public: bool, limit: int | None, counts: dict[str, int]
+    name: str, source: Iterable[RawRecord], is_public: bool, limit: int | None, counts: dict[str, int]
 ) -> list[Row]:
     task = TASKS[name]
     found: list[Row] = []
@@ -243,7 +243,7 @@ def _posed(
     return found
 
 
-def _word(record: Record, name: str, label: object) -> str:
+def _word(record: RawRecord, name: str, label: object) -> str:
     words = TASKS[name].words
     if label is None:
         raise record.fault(f"the label is missing; {name} needs one in every row.")
@@ -252,7 +252,7 @@ def _word(record: Record, name: str, label: object) -> str:
     return words[label]
 
 
-def _records(name: str, folder: Path | None, split: str) -> Iterable[Record]:
+def _records(name: str, folder: Path | None, split: str) -> Iterable[RawRecord]:
     """The records of a split, not yet read."""
     if folder is None:
         return records.dataset(HUB, name.lower(), {"train": "train", "val": "validation"}[split])
@@ -296,7 +296,7 @@ def _wic_data(home: Path, split: str) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def _wic_records(data: Path) -> Iterator[Record]:
+def _wic_records(data: Path) -> Iterator[RawRecord]:
     gold = data.with_name(data.name.replace(".data.", ".gold."))
     if not gold.is_file():
         raise FedstillError(f"{gold} is missing; WiC has its labels there, a line each of {data.name}.")
@@ -313,7 +313,7 @@ def _wic_records(data: Path) -> Iterator[Record]:
             raise fault(gold, gold_line, f"the label is {label.strip()!r}; it must be T or F.")
         word, _, _, first, second = fields
         values = {"word": word, "sentence1": first, "sentence2": second, "label": label.strip() == "T"}
-        yield Record(str(data), line, values)
+        yield RawRecord(str(data), line, values)
 
 
 CORPUS = Embedded(
