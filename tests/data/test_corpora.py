@@ -11,8 +11,11 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from fedstill.cli import catalogue
 from fedstill.common.errors import FedstillError
 from fedstill.data.corpora import EMBEDDED, CorpusSpec, files, load, load_public
+from fedstill.data.corpora.embedded import Embedded, Source
+from fedstill.data.corpora.files import Row
 from fedstill.data.corpora.tweets import ENTITIES
 from fedstill.data.corpus import Corpus
 
@@ -456,3 +459,19 @@ def test_the_real_glue_files_are_read_whole():
 def test_the_real_news_files_without_a_header_are_read_whole():
     corpus = read(real("agnews") / "train.csv", header=["label", "text"])
     assert np.bincount(corpus.labels).tolist() == [1_000] * 4
+
+
+def test_a_corpus_is_one_entry(monkeypatch):
+    def read(spec, is_public):
+        rows = [Row("haiku", 1, "old pond", None, "frog"), Row("haiku", 2, "first snow", None, "hare")]
+        return Source("haiku", rows, labels=("hare", "frog"), metrics=("accuracy",))
+
+    monkeypatch.setitem(EMBEDDED, "haiku", Embedded("poems", "none", ("hare", "frog"), frozenset({"encoding"}), read))
+    corpus = load(CorpusSpec(name="haiku", encoding="latin-1"))
+    assert (corpus.texts, corpus.labels.tolist()) == (["old pond", "first snow"], [1, 0])
+    assert (corpus.label_names, corpus.metrics) == (("hare", "frog"), ("accuracy",))
+    assert ("haiku", "poems", "hare, frog", "none") in catalogue.corpora()[1]
+    with pytest.raises(ValueError, match="did you mean haiku"):
+        CorpusSpec(name="Haiku")
+    with pytest.raises(ValueError, match="haiku takes no `size:`"):
+        CorpusSpec(name="haiku", size=8)

@@ -7,13 +7,13 @@ import pytest
 
 from fedstill import Experiment, FedstillError, resume, run
 from fedstill.engines.local import LocalEngine
-from fedstill.engines.table import ENGINES, Entry
+from fedstill.engines.table import ENGINES, EngineEntry
 
 Small = Callable[..., Experiment]
 
 
 def test_a_name_that_no_engine_has_is_refused_before_anything_is_written(small: Small, tmp_path: Path) -> None:
-    with pytest.raises(FedstillError, match="engine: there is no engine 'lokal'; did you mean 'local'"):
+    with pytest.raises(FedstillError, match=r"engine: there is no engine 'lokal'; did you mean 'local'\?"):
         run(small(engine="lokal"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -27,7 +27,7 @@ def test_an_engine_is_one_entry(small: Small, tmp_path: Path, monkeypatch: pytes
             super().close()
 
     cages: list[type[Pigeon]] = []
-    entry = Entry(lambda: next(iter(cages), None), "get a cage.", "{folder} needs a cage.")
+    entry = EngineEntry(lambda: next(iter(cages), None), "get a cage.", "{folder} needs a cage.")
     monkeypatch.setitem(ENGINES, "pigeon", entry)
     with pytest.raises(FedstillError, match="get a cage"):
         run(small(engine="pigeon"), tmp_path / "run")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedstill.common.errors import FedstillError
-from fedstill.papers.curves import Line, Panel, by_round, curve, curves, samplings, save
+from fedstill.papers.curves import MethodCurves, Panel, by_round, curve, curves, samplings, save
 from fedstill.papers.grid import plan_grid
 from fedstill.results.runs import Run, load_runs
 from tests.papers.tiny import tiny_source
@@ -64,11 +64,11 @@ def test_without_a_server_model_it_is_the_mean_over_clients_and_says_on_which_ro
 
 
 def test_mean_and_deviation_are_over_the_seeds_in_points_where_all_were_measured() -> None:
-    line = Line("FedSND", ({1: 0.5, 2: 0.6}, {1: 0.7, 2: 0.6, 3: 0.9}))
+    line = MethodCurves("FedSND", ({1: 0.5, 2: 0.6}, {1: 0.7, 2: 0.6, 3: 0.9}))
     assert line.rounds == [1, 2]
     assert line.mean(1) == pytest.approx(60)
     assert line.deviation(1) == pytest.approx(100 * 0.2 / 2**0.5)
-    assert Line("FedSND", ({1: 0.5},)).deviation(1) == 0
+    assert MethodCurves("FedSND", ({1: 0.5},)).deviation(1) == 0
 
 
 def test_a_panel_a_group_and_column_holds_what_came_to_its_end(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_the_picture_is_a_png_and_without_matplotlib_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     panels = [
-        Panel(f"alpha={alpha} $x", "accuracy", (Line("$FedSND", ({1: 0.5, 2: 0.6}, {1: 0.7, 2: 0.8})),))
+        Panel(f"alpha={alpha} $x", "accuracy", (MethodCurves("$FedSND", ({1: 0.5, 2: 0.6}, {1: 0.7, 2: 0.8})),))
         for alpha in (200, 1, 0.5)
     ]
     save(panels, "three panels", tmp_path / "curves.png")

@@ -20,7 +20,7 @@ MakeEngine = Callable[[Plan, Books], Engine]
 
 
 @dataclass(frozen=True)
-class Entry:
+class EngineEntry:
     """What there is to know about an engine."""
 
     maker: Callable[[], MakeEngine | None]
@@ -46,8 +46,8 @@ def _torchrun() -> MakeEngine | None:
 
 
 ENGINES = {
-    "local": Entry(_local),
-    "torchrun": Entry(
+    "local": EngineEntry(_local),
+    "torchrun": EngineEntry(
         _torchrun,
         "engine: torchrun needs ranks: start it as `torchrun --nproc-per-node 2 -m fedstill run ...`. With "
         "engine=local it runs in processes of this machine; the numbers are the same.",
@@ -55,7 +55,7 @@ ENGINES = {
         "{folder}`. With `engine: local` in its experiment.yaml it goes on in processes of this machine; the numbers "
         "are the same.",
     ),
-    "flare": Entry(
+    "flare": EngineEntry(
         lambda: None,
         "engine: flare is a federation of organisations: `fedstill federation submit` runs it, and `fedstill "
         "federation rehearse` tries it on one machine. With engine=local it is simulated; the numbers are the same.",

@@ -69,7 +69,7 @@ class ModelSpec(Settings):
 
     @property
     def is_small(self) -> bool:
-        """Whether the model is trained from scratch: one of ours or a user's own class."""
+        """Whether the model is one of ours or the user's own, trained from scratch."""
         return self.name in FROM_SCRATCH or is_own(self.name)
 
     @property
@@ -83,7 +83,7 @@ class ModelSpec(Settings):
         return self.name == "bow" and self.tokenizer is None
 
     def check(self) -> None:
-        """Refuse a model that cannot be built, before anything is downloaded or trained."""
+        """Refuse what could not be built, before anything is downloaded or trained."""
         if _split(self.name)[1] is not None and _split(self.name)[0] in FROM_SCRATCH:
             raise FedstillError(f"{self.name}: only transformers have layers to choose from.")
         if self.is_small:

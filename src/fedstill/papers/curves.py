@@ -28,8 +28,8 @@ MOST_SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Line:
-    """One method's scores by round, a curve for each seed; scores are shown in points, losses unchanged."""
+class MethodCurves:
+    """One method's scores by round, a curve a seed; scores are shown in points, losses as they are."""
 
     row: str
     seeds: tuple[Curve, ...]
@@ -55,7 +55,7 @@ class Panel:
 
     title: str
     metric: str
-    lines: tuple[Line, ...]
+    lines: tuple[MethodCurves, ...]
     across: str = "round"
 
 
@@ -70,7 +70,7 @@ def curves(grid: Grid, outcomes: Outcomes) -> tuple[list[Panel], list[str]]:
             for row in grid.recipe.rows_of(group):
                 runs = finished(grid.of(group, row, column), outcomes)
                 found = [curve(run, split, metric) for run in runs]
-                lines += [Line(row, tuple(by_round for by_round, _ in found))] if found else []
+                lines += [MethodCurves(row, tuple(by_round for by_round, _ in found))] if found else []
                 for origin in {origin for _, origin in found if origin}:
                     origins.setdefault(origin, []).append(row)
             if lines:
@@ -89,7 +89,7 @@ def samplings(grid: Grid, outcomes: Outcomes) -> list[Panel]:
             for row in grid.recipe.rows_of(group):
                 runs = finished(grid.of(group, row, grid.selection.columns[0]), outcomes)
                 found = [by_step for run in runs if (by_step := _by_step(run, who))]
-                lines += [Line(row, tuple(found), unit=1.0)] if found else []
+                lines += [MethodCurves(row, tuple(found), unit=1.0)] if found else []
         if lines:
             panels.append(Panel(f"{SAMPLING}: the {who}", "cross-entropy (nats)", tuple(lines), "step"))
     return panels

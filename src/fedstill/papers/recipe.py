@@ -27,8 +27,8 @@ class Variation(Settings):
     scales: dict[str, Keys] = Field(default_factory=dict)
 
 
-class Row(Variation):
-    """A method under the paper's name; a plain string is short for {algorithm: ...}."""
+class RecipeRow(Variation):
+    """A method under the paper's name. A string is the algorithm."""
 
     algorithm: str | Keys
     needs_env: str | None = None
@@ -40,8 +40,8 @@ class Row(Variation):
         return {"algorithm": value} if isinstance(value, str) else value
 
 
-class Column(Variation):
-    """What is measured: one or more (split, metric); a cell shows them with a slash between."""
+class RecipeColumn(Variation):
+    """What is measured: one or more (split, metric), which a cell joins with a slash."""
 
     heading: str | None = None
     shows: list[tuple[str, str]] = Field(default=[("test", "f1")], min_length=1)
@@ -76,8 +76,8 @@ class Recipe(Settings):
     experiment: Keys = Field(default_factory=dict)
     scales: dict[str, Scale] = Field(min_length=1)
     groups: dict[str, Variation] = Field(default_factory=lambda: {"": Variation()})
-    rows: dict[str, Row] = Field(min_length=1)
-    columns: dict[str, Column] = Field(min_length=1)
+    rows: dict[str, RecipeRow] = Field(min_length=1)
+    columns: dict[str, RecipeColumn] = Field(min_length=1)
     values: dict[str, dict[str, list[str | int | float]]] = Field(default_factory=dict)
     """The paper's numbers as printed: group -> row -> one value per column. A group has the rows listed here."""
 
@@ -157,7 +157,12 @@ def _sentence(source: Source, item: Any) -> str:
     path = [part for part in item["loc"] if part not in ("str", "int", "float")]  # branches of a union, not keys
     dotted = ".".join(map(str, path))
     if item["type"] == "extra_forbidden":
-        inside: dict[Any, type[Settings]] = {"groups": Variation, "rows": Row, "columns": Column, "scales": Scale}
+        inside: dict[Any, type[Settings]] = {
+            "groups": Variation,
+            "rows": RecipeRow,
+            "columns": RecipeColumn,
+            "scales": Scale,
+        }
         known = Recipe if len(path) == 1 else inside[path[0]]
         return f"{source.place(path)}: unknown key {dotted!r}; {nearest(str(path[-1]), known.model_fields)}"
     if item["type"] == "missing":

@@ -17,8 +17,8 @@ from fedstill.learning.metrics import METRICS
 from fedstill.papers import curves as drawing
 from fedstill.papers.communication import communication
 from fedstill.papers.grid import Grid, GridRun
-from fedstill.papers.jobs import Ended, Job, attempt, run_all
 from fedstill.papers.ordering import orderings
+from fedstill.papers.parallel import Ended, attempt, run_all
 from fedstill.papers.partitions import partitions
 from fedstill.papers.side_by_side import (
     Outcomes,
@@ -74,40 +74,37 @@ def _refuse_other_experiments(runs: Sequence[GridRun]) -> None:
 
 
 def _run_missing(grid: Grid, console: Console, say: Say, at_once: int, force: bool) -> dict[Path, str]:
-    """Do the missing runs; folder -> reason of those that failed."""
-    by_folder = {run.folder: run for run in grid.runs}
+    """Why runs failed, by folder."""
     missing = [run for run in grid.runs if force or not Record(run.folder).is_finished]
     done = f"; {len(grid.runs) - len(missing)} are finished already" if len(missing) < len(grid.runs) else ""
     say(f"{len(missing)} runs to do, {min(at_once, max(len(missing), 1))} at once{done}.")
-    jobs = [Job(run.experiment, run.folder) for run in missing]
-    ends = run_all(jobs, at_once, force) if at_once > 1 else _one_by_one(jobs, console, force)
+    ends = run_all(missing, at_once, force) if at_once > 1 else _one_by_one(missing, console, force)
     failures: dict[Path, str] = {}
     seconds: list[float] = []
     for number, end in enumerate(ends, 1):
         seconds.append(end.seconds)
-        left_s = fmean(seconds) * (len(jobs) - number) / at_once
-        left = f"; about {_duration(left_s)} left" if number < len(jobs) else ""
-        run = by_folder[end.job.folder]
-        say(f"{number}/{len(jobs)} {run}: {_headline(grid, run, end)}, {end.seconds:.0f} s{left}")
+        left_s = fmean(seconds) * (len(missing) - number) / at_once
+        left = f"; about {_duration(left_s)} left" if number < len(missing) else ""
+        say(f"{number}/{len(missing)} {end.run}: {_headline(grid, end)}, {end.seconds:.0f} s{left}")
         if end.reason is not None:
-            failures[end.job.folder] = end.reason
+            failures[end.run.folder] = end.reason
     return failures
 
 
-def _one_by_one(jobs: Sequence[Job], console: Console, force: bool) -> Iterator[Ended]:
-    """Run the jobs in this process, with live progress."""
-    for job in jobs:
+def _one_by_one(runs: Sequence[GridRun], console: Console, force: bool) -> Iterator[Ended]:
+    """In this process, with all its progress to see."""
+    for run in runs:
         started = time.monotonic()
-        with Progress(console, f"{job.experiment.name}: ", tells_corpus=False) as tell:
-            reason = attempt(job, force, tell)
-        yield Ended(job, reason, time.monotonic() - started)
+        with Progress(console, f"{run.experiment.name}: ", tells_corpus=False) as tell:
+            reason = attempt(run, force, tell)
+        yield Ended(run, reason, time.monotonic() - started)
 
 
-def _headline(grid: Grid, run: GridRun, end: Ended) -> str:
+def _headline(grid: Grid, end: Ended) -> str:
     if end.reason is not None:
         return "failed"
-    split, metric = grid.recipe.columns[run.columns[0]].shows[0]
-    value = score(load_runs([run.folder])[0], split, metric)
+    split, metric = grid.recipe.columns[end.run.columns[0]].shows[0]
+    value = score(load_runs([end.run.folder])[0], split, metric)
     return "done" if value is None else f"{METRICS[metric].title} {100 * value:.1f}"
 
 

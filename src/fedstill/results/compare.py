@@ -16,7 +16,7 @@ from fedstill.learning.metrics import METRICS
 from fedstill.results.runs import Run, Runs, Unpaired, complete, load_runs, predictions
 from fedstill.results.significance import FEWEST_SEEDS, RESAMPLES, Bootstrap, paired_bootstrap, paired_over_seeds
 
-__all__ = ["Comparison", "Difference", "Row", "Spread", "compare", "load_runs", "to_dict"]
+__all__ = ["Comparison", "Difference", "MethodRow", "Spread", "compare", "load_runs", "to_dict"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Row:
+class MethodRow:
     """A method over its seeds; every score is a fraction."""
 
     method: str
@@ -61,7 +61,7 @@ class Comparison:
 
     metric: str
     domains: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[MethodRow, ...]
     against: str | None
     notes: tuple[str, ...]
 
@@ -137,8 +137,8 @@ def _domain_order(runs: Sequence[Run]) -> tuple[str, ...]:
     return (*clients, *sorted(tested.difference(clients)))
 
 
-def _row(method: str, runs: Sequence[Run], domains: Sequence[str]) -> Row:
-    return Row(
+def _row(method: str, runs: Sequence[Run], domains: Sequence[str]) -> MethodRow:
+    return MethodRow(
         method=method,
         algorithm=runs[0].algorithm,
         role=runs[0].role,
@@ -152,7 +152,7 @@ def _row(method: str, runs: Sequence[Run], domains: Sequence[str]) -> Row:
     )
 
 
-def _best_baseline(rows: Mapping[str, Row]) -> str | None:
+def _best_baseline(rows: Mapping[str, MethodRow]) -> str | None:
     baselines = [method for method, row in rows.items() if row.role == "baseline" and row.overall is not None]
     return max(baselines, key=lambda method: _mean_or_lowest(rows[method]), default=None)
 
@@ -220,7 +220,9 @@ def _bootstrap(pairs: Sequence[tuple[Run, Run]], resamples: int) -> tuple[Bootst
     return bootstrap, tuple(truth.shape[1] for truth in tests)
 
 
-def _note_on_tests(caption: str, rows: Iterable[Row], reference: str | None, is_best: bool, resamples: int) -> str:
+def _note_on_tests(
+    caption: str, rows: Iterable[MethodRow], reference: str | None, is_best: bool, resamples: int
+) -> str:
     scores = f"{caption} after the last round, mean ± sample standard deviation over seeds"
     if reference is None:
         return f"{scores}. No baseline among these runs, so no differences."
@@ -254,7 +256,7 @@ def _notes_on_methods(methods: Mapping[str, Sequence[Run]]) -> list[str]:
     return notes
 
 
-def _row_to_dict(row: Row) -> dict[str, Any]:
+def _row_to_dict(row: MethodRow) -> dict[str, Any]:
     entry = asdict(row)
     entry["global"] = entry.pop("overall")
     entry["bytes"] = {"up": entry.pop("bytes_up"), "down": entry.pop("bytes_down")}
@@ -268,11 +270,11 @@ def _spread(values: Iterable[float | None]) -> Spread | None:
     return Spread(fmean(known), stdev(known) if len(known) > 1 else None) if known else None
 
 
-def _mean_or_lowest(row: Row) -> float:
+def _mean_or_lowest(row: MethodRow) -> float:
     return -inf if row.overall is None else row.overall.mean
 
 
-def _is_upper_bound(entry: Row | Run) -> bool:
+def _is_upper_bound(entry: MethodRow | Run) -> bool:
     return entry.role == "upper bound"
 
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstill.common.units import size_text
-from fedstill.results.compare import Comparison, Difference, Row, Spread
+from fedstill.results.compare import Comparison, Difference, MethodRow, Spread
 from fedstill.results.significance import p_text
 
 MISSING = "–"
@@ -16,7 +16,7 @@ MISSING = "–"
 MANY = 8
 """With more clients or domains than this, they get no columns."""
 
-Column = tuple[str, Callable[[Row], str]]
+TableColumn = tuple[str, Callable[[MethodRow], str]]
 
 
 def render(comparison: Comparison, width: int | None = None) -> Table:
@@ -37,7 +37,7 @@ def render(comparison: Comparison, width: int | None = None) -> Table:
     return table
 
 
-def _table(comparison: Comparison, columns: Sequence[Column]) -> Table:
+def _table(comparison: Comparison, columns: Sequence[TableColumn]) -> Table:
     # Text everywhere: a model named minilm[:3] must not be read as markup
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("method", overflow="fold", min_width=8)
@@ -48,8 +48,8 @@ def _table(comparison: Comparison, columns: Sequence[Column]) -> Table:
     return table
 
 
-def _score_columns(comparison: Comparison, between: str) -> list[Column]:
-    def domain(name: str) -> Column:
+def _score_columns(comparison: Comparison, between: str) -> list[TableColumn]:
+    def domain(name: str) -> TableColumn:
         return name, lambda row: _points(row.domains[name], between)
 
     return [
@@ -59,8 +59,8 @@ def _score_columns(comparison: Comparison, between: str) -> list[Column]:
     ]
 
 
-def _worth_columns(comparison: Comparison) -> list[Column]:
-    against: list[Column] = [
+def _worth_columns(comparison: Comparison) -> list[TableColumn]:
+    against: list[TableColumn] = [
         (
             f"vs {comparison.against}\n(p seeds; p rows)",
             lambda row: "" if row.method == comparison.against else _worth(row.difference),

@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,23 +13,13 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from fedstill.common.errors import FedstillError
-from fedstill.data.corpora import amazon, files, glue, images, reviews, superglue, tasks, topics, tweets
+from fedstill.data.corpora import files, images, tasks
+from fedstill.data.corpora.embedded import Source
 from fedstill.data.corpora.files import Columns, Row
 from fedstill.data.corpora.spec import EMBEDDED, CorpusSpec
 from fedstill.data.corpus import Corpus, Ints
 
 __all__ = ["EMBEDDED", "CorpusSpec", "load", "load_public", "normalised"]
-
-
-class _Source(NamedTuple):
-    """The rows of a corpus, before they become arrays."""
-
-    name: str
-    rows: list[Row]
-    test_rows: list[Row] | None = None
-    counts: dict[str, int] | None = None
-    labels: tuple[str, ...] | None = None
-    metrics: tuple[str, ...] = ("f1",)
 
 
 def load(spec: CorpusSpec, labels: Sequence[str] | None = None) -> Corpus:
@@ -40,12 +29,12 @@ def load(spec: CorpusSpec, labels: Sequence[str] | None = None) -> Corpus:
         _refuse_other_labels(joined.name, joined.label_names, labels, "task by task")
         return joined
     if spec.name in images.IMAGES:
-        pictures = images.load(spec.name, None if spec.path is None else Path(spec.path).expanduser(), spec.size)
+        pictures = images.load(spec.name, spec.folder, spec.size)
         _refuse_other_labels(pictures.name, pictures.label_names, labels, "in its publisher's order")
         return pictures
     source = _read(spec)
-    if spec.name == "glue":
-        _refuse_other_labels(source.name, source.labels or (), labels, "in GLUE's order, which its metrics go by")
+    if source.order:
+        _refuse_other_labels(source.name, source.labels or (), labels, source.order)
     corpus, rows = _assemble(source)
     label_names = _label_names(source.name, rows, source.labels if labels is None else labels)
     numbers = _numbered((row.label for row in rows), label_names)
@@ -69,44 +58,16 @@ def _refuse_other_labels(name: str, own: tuple[str, ...], labels: Sequence[str] 
         )
 
 
-def _read(spec: CorpusSpec, is_public: bool = False) -> _Source:
-    """All rows of a specification; if public only its training rows, which need no labels."""
-    folder = None if spec.path is None else Path(spec.path).expanduser()
-    if spec.name == "tweets":
-        rows, counts = tweets.rows()
-        return _Source("tweets", rows, counts=counts, labels=tweets.LABELS)
-    if spec.name == "reviews":
-        return _Source("reviews", reviews.rows(), labels=reviews.LABELS)
-    if spec.name == "amazon":
-        if folder is None:
-            raise FedstillError("The amazon corpus is not shipped; give its folder: `corpus.path=FOLDER`.")
-        return _Source("amazon", amazon.rows(folder, spec.encoding), labels=amazon.LABELS)
-    if spec.name == "glue":
-        return _read_glue(str(spec.task), folder, is_public)
-    if spec.name == "superglue":
-        return _read_superglue(str(spec.task), folder, spec.cut, is_public)
-    if spec.name in ("agnews", "dbpedia"):
-        kind = topics.AGNEWS if spec.name == "agnews" else topics.DBPEDIA[spec.classes]
-        rows, test_rows = topics.rows(kind, folder, is_public)
-        return _Source(spec.name, rows, test_rows, labels=kind.labels, metrics=topics.METRICS)
+def _read(spec: CorpusSpec, is_public: bool = False) -> Source:
+    """All rows of a specification; of a public one the training rows, whose labels need not be there."""
+    if spec.name in EMBEDDED and (read := EMBEDDED[spec.name].read) is not None:
+        return read(spec, is_public)
     columns = spec.columns()
     if is_public:
         spec, columns = spec.model_copy(update={"test": None}), replace(columns, label=None)
-    if folder is not None:
-        return _Source(folder.stem, *_read_files(folder, spec, columns))
-    return _Source(str(spec.name), *_read_dataset(str(spec.name), spec, columns))
-
-
-def _read_glue(name: str, folder: Path | None, is_public: bool) -> _Source:
-    rows, development, counts = glue.rows(name, folder, is_public)
-    task = glue.TASKS[name]
-    return _Source(name, rows, None if is_public else development, counts, task.labels, task.metrics)
-
-
-def _read_superglue(name: str, folder: Path | None, is_cut: bool, is_public: bool) -> _Source:
-    rows, development, counts = superglue.rows(name, folder, is_cut, is_public)
-    test_rows = None if is_public else development
-    return _Source(name, rows, test_rows, counts, superglue.TASKS[name].labels, superglue.METRICS)
+    if (folder := spec.folder) is not None:
+        return Source(folder.stem, *_read_files(folder, spec, columns))
+    return Source(str(spec.name), *_read_dataset(str(spec.name), spec, columns))
 
 
 def _read_files(path: Path, spec: CorpusSpec, columns: Columns) -> tuple[list[Row], list[Row] | None]:
@@ -135,8 +96,8 @@ def _read_dataset(name: str, spec: CorpusSpec, columns: Columns) -> tuple[list[R
     return rows, list(files.read_dataset(name, spec.config, spec.test, columns)) if spec.test else None
 
 
-def _assemble(source: _Source) -> tuple[Corpus, list[Row]]:
-    """The corpus still without labels, and its rows: empty texts dropped, domains numbered, equal texts grouped."""
+def _assemble(source: Source) -> tuple[Corpus, list[Row]]:
+    """The corpus without its labels, and its rows: empty texts out, domains numbered, equal texts grouped."""
     everything = source.rows + (source.test_rows or [])
     counts = source.counts or {"rows read": len(everything)}
     held_out = np.arange(len(everything)) >= len(source.rows)

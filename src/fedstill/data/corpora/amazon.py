@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedstill.common.errors import FedstillError
+from fedstill.data.corpora.embedded import Embedded, Source
 from fedstill.data.corpora.files import Columns, Row, read
+
+if TYPE_CHECKING:
+    from fedstill.data.corpora.spec import CorpusSpec
 
 LABELS = ("neutral", "positive", "negative")
 """In the files' order: label 0 first."""
@@ -14,13 +19,16 @@ LABELS = ("neutral", "positive", "negative")
 SPLITS = {"train", "dev", "valid", "validation", "test"}
 
 
-def rows(folder: Path, encoding: str = "utf-8") -> list[Row]:
-    """Every review in the folder, with the name of its file or subfolder as its domain."""
-    return [
+def _source(spec: CorpusSpec, is_public: bool) -> Source:
+    """Every review below the folder, with its file's or folder's name as its domain."""
+    if spec.folder is None:
+        raise FedstillError("The amazon corpus is not shipped; give its folder: `corpus.path=FOLDER`.")
+    rows = [
         row._replace(label=_label(row), domain=domain)
-        for domain, file in _files(folder)
-        for row in read(file, Columns(), encoding)
+        for domain, file in _files(spec.folder)
+        for row in read(file, Columns(), spec.encoding)
     ]
+    return Source("amazon", rows, labels=LABELS)
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -45,3 +53,12 @@ def _label(row: Row) -> str:
     if row.label not in names:
         raise row.fault(f"the label is {row.label!r}; it must be 0 (neutral), 1 (positive) or 2 (negative).")
     return names[row.label]
+
+
+CORPUS = Embedded(
+    "AdaFD's Amazon reviews, a domain a kind of product; needs `path:`",
+    "your own copy is read",
+    LABELS,
+    frozenset({"path", "encoding"}),
+    _source,
+)

@@ -6,9 +6,14 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedstill.common.errors import FedstillError
+from fedstill.data.corpora.embedded import Embedded, Source
 from fedstill.data.corpora.files import Columns, Row, read, read_dataset
+
+if TYPE_CHECKING:
+    from fedstill.data.corpora.spec import CorpusSpec
 
 HUB = "nyu-mll/glue"
 
@@ -23,7 +28,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Task:
+class GlueTask:
     """A task's labels in the order of their numbers (of two, the second is the positive one), metrics and columns."""
 
     labels: tuple[str, ...]
@@ -43,31 +48,31 @@ _ENTAILMENT = ("entailment", "not_entailment")
 _SENTENCES = Columns("sentence1", "sentence2")
 
 TASKS = {
-    "WNLI": Task(("not_entailment", "entailment"), ("accuracy",), _SENTENCES, _SENTENCES),
-    "RTE": Task(_ENTAILMENT, ("accuracy",), _SENTENCES, _SENTENCES),
-    "MRPC": Task(
+    "WNLI": GlueTask(("not_entailment", "entailment"), ("accuracy",), _SENTENCES, _SENTENCES),
+    "RTE": GlueTask(_ENTAILMENT, ("accuracy",), _SENTENCES, _SENTENCES),
+    "MRPC": GlueTask(
         ("not_equivalent", "equivalent"),
         ("positive_f1", "accuracy"),
         Columns("#1 String", "#2 String", "Quality"),
         _SENTENCES,
     ),
-    "CoLA": Task(
+    "CoLA": GlueTask(
         ("unacceptable", "acceptable"),
         ("matthews",),
         Columns("sentence"),
         Columns("sentence"),
         header=("source", "label", "mark", "sentence"),
     ),
-    "SST-2": Task(("negative", "positive"), ("accuracy",), Columns("sentence"), Columns("sentence")),
-    "QNLI": Task(_ENTAILMENT, ("accuracy",), Columns("question", "sentence"), Columns("question", "sentence")),
-    "QQP": Task(
+    "SST-2": GlueTask(("negative", "positive"), ("accuracy",), Columns("sentence"), Columns("sentence")),
+    "QNLI": GlueTask(_ENTAILMENT, ("accuracy",), Columns("question", "sentence"), Columns("question", "sentence")),
+    "QQP": GlueTask(
         ("not_duplicate", "duplicate"),
         ("positive_f1", "accuracy"),
         Columns("question1", "question2", "is_duplicate"),
         Columns("question1", "question2"),
         has_short_rows=True,
     ),
-    "MNLI": Task(
+    "MNLI": GlueTask(
         ("entailment", "neutral", "contradiction"),
         ("accuracy",),
         Columns("sentence1", "sentence2", "gold_label"),
@@ -92,8 +97,9 @@ def spelled(task: str) -> str:
     )
 
 
-def rows(name: str, folder: Path | None, is_public: bool = False) -> tuple[list[Row], list[Row], dict[str, int]]:
-    """Training rows, development rows, and counts by reason; of a public task only the training texts."""
+def _source(spec: CorpusSpec, is_public: bool) -> Source:
+    """Training and development rows; a public task gives its training texts alone."""
+    name, folder = str(spec.task), spec.folder
     task = TASKS[name]
     development = () if is_public else task.development
     if folder is not None:
@@ -104,7 +110,9 @@ def rows(name: str, folder: Path | None, is_public: bool = False) -> tuple[list[
         )
     counts = {"rows read": 0}
     train, *rest = [_read(name, task, split, folder, counts) for split in (task.train, *development)]
-    return train, [row for part in rest for row in part], counts
+    test = None if is_public else [row for part in rest for row in part]
+    order = "in GLUE's order, which its metrics go by"
+    return Source(name, train, test, counts, task.labels, task.metrics, order)
 
 
 def _plain(task: str) -> str:
@@ -124,7 +132,7 @@ def _check_files(folder: Path, name: str, names: Sequence[str]) -> None:
             )
 
 
-def _read(name: str, task: Task, split: Split, folder: Path | None, counts: dict[str, int]) -> list[Row]:
+def _read(name: str, task: GlueTask, split: Split, folder: Path | None, counts: dict[str, int]) -> list[Row]:
     short: list[int] = []
     if folder is None:
         found = read_dataset(HUB, name.replace("-", "").lower(), split.hub, task.hub_columns)
@@ -146,3 +154,12 @@ def _label(row: Row, name: str) -> str:
     if row.label in map(str, range(len(labels))):
         return labels[int(row.label)]
     raise row.fault(f"the label is {row.label!r}; {name} has {', '.join(labels)}, or their numbers from 0.")
+
+
+CORPUS = Embedded(
+    f"GLUE; needs `task:` ({', '.join(TASKS)}), and `path:` or the Hub",
+    "each task's own",
+    ("each task's own",),
+    frozenset({"task", "path"}),
+    _source,
+)

@@ -20,6 +20,7 @@ from torch.nn.functional import interpolate
 
 from fedstill.common.errors import FedstillError
 from fedstill.data.artefacts import offline
+from fedstill.data.corpora.embedded import Embedded
 from fedstill.data.corpora.files import hub_dataset
 from fedstill.data.corpus import Corpus, Images, Ints
 
@@ -149,6 +150,11 @@ IMAGES: dict[str, ImageCorpus] = {
         "814,255 handwritten characters in 62 classes (EMNIST by class), 28x28 and grey",
         _CHARACTERS,
     ),
+}
+
+CORPORA = {
+    name: Embedded(kind.what, kind.licence, kind.labels, frozenset({"size", "path"} if kind.hub else {"size"}))
+    for name, kind in IMAGES.items()
 }
 
 

@@ -13,8 +13,8 @@ from fedstill.data.corpora.files import fault, hub_dataset
 
 
 @dataclass(frozen=True)
-class Record:
-    """Fields, and the file and line (or data set and row) they were read from."""
+class RawRecord:
+    """Fields, and the file and line (or data set and row) that they stand in."""
 
     file: str
     line: int
@@ -39,16 +39,16 @@ class Record:
             raise self.fault(f"the field {name!r} must be a list of texts.")
         return values
 
-    def part(self, name: str) -> Record:
-        """A field that must be an object with fields."""
-        return Record(self.file, self.line, self._field(name, dict, "an object"))
+    def part(self, name: str) -> RawRecord:
+        """A field that must hold fields of its own."""
+        return RawRecord(self.file, self.line, self._field(name, dict, "an object"))
 
-    def parts(self, name: str) -> list[Record]:
-        """A field that must be a list of objects with fields."""
+    def parts(self, name: str) -> list[RawRecord]:
+        """A field that must be a list of such."""
         values = list(self._field(name, list, "a list"))
         if not all(isinstance(value, dict) for value in values):
             raise self.fault(f"the field {name!r} must be a list of objects.")
-        return [Record(self.file, self.line, value) for value in values]
+        return [RawRecord(self.file, self.line, value) for value in values]
 
     def _field(self, name: str, kind: type, wanted: str) -> Any:
         if name not in self.values:
@@ -73,20 +73,20 @@ def lines(file: Path) -> Iterator[tuple[int, str]]:
             yield number, line_text.rstrip("\r")
 
 
-def json_lines(file: Path) -> Iterator[Record]:
-    """The records of a file with one JSON object per line."""
+def json_lines(file: Path) -> Iterator[RawRecord]:
+    """An object a line."""
     for line, text in lines(file):
         try:
             values = json.loads(text)
         except ValueError as error:
             raise fault(file, line, f"this is not JSON ({error}); write one object per line.") from error
         if not isinstance(values, dict):
-            raise fault(file, line, "this is not a JSON object; write one object per line.")
-        yield Record(str(file), line, values)
+            raise fault(file, line, "this is not a JSON object; write one object a line.")
+        yield RawRecord(str(file), line, values)
 
 
-def dataset(name: str, config: str, split: str) -> Iterator[Record]:
+def dataset(name: str, config: str, split: str) -> Iterator[RawRecord]:
     """The records of one split of a Hugging Face data set; class numbers stay numbers."""
     data = hub_dataset(name, config, split)
     for line, values in enumerate(data, start=1):
-        yield Record(f"{name}/{config}[{split}]", line, values)
+        yield RawRecord(f"{name}/{config}[{split}]", line, values)

@@ -3,68 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import ValidationInfo, field_validator, model_validator
 
 from fedstill.common.settings import Settings
-from fedstill.data.artefacts import WHEELS
-from fedstill.data.corpora import amazon, glue, images, reviews, superglue, topics, tweets
+from fedstill.data.corpora import amazon, glue, images, reviews, superglue, tasks, topics, tweets
 from fedstill.data.corpora.files import Columns
 
-
-class Embedded(NamedTuple):
-    """A corpus fedstill knows by name."""
-
-    what: str
-    licence: str
-    labels: tuple[str, ...]
-
-
 EMBEDDED = {
-    "tweets": Embedded("tweets about 32 brands and games, in five domains", WHEELS["tweets"].licence, tweets.LABELS),
-    "reviews": Embedded(
-        "film reviews in two domains: IMDB and Rotten Tomatoes", WHEELS["reviews"].licence, reviews.LABELS
-    ),
-    "amazon": Embedded(
-        "AdaFD's Amazon reviews, each kind of product a domain; needs `path:`", "your own copy is read", amazon.LABELS
-    ),
-    "glue": Embedded(
-        f"GLUE; needs `task:` ({', '.join(glue.TASKS)}), and `path:` or the Hub",
-        "each task's own",
-        ("each task's own",),
-    ),
-    "superglue": Embedded(
-        f"SuperGLUE as FedDRS uses it; `task:` ({', '.join(superglue.TASKS)}), or all tasks, or `tasks: [...]`, each a "
-        "domain; `path:` or the Hub",
-        "each task's own",
-        ("each task's own",),
-    ),
-    "agnews": Embedded("AG News by topic; `path:` or the Hub", "your own copy is read", topics.AGNEWS.labels),
-    "dbpedia": Embedded(
-        "DBpedia articles by kind, `classes:` 14 or 9; `path:` or the Hub",
-        "CC BY-SA 3.0",
-        ("14 or 9 kinds of things",),
-    ),
-    "tasks": Embedded(
-        "several corpora as one, each task a domain: `tasks: {NAME: {name: ...}, ...}`",
-        "each corpus's own",
-        ("task/label of each",),
-    ),
-    **{name: Embedded(corpus.what, corpus.licence, corpus.labels) for name, corpus in images.IMAGES.items()},
+    "tweets": tweets.CORPUS,
+    "reviews": reviews.CORPUS,
+    "amazon": amazon.CORPUS,
+    "glue": glue.CORPUS,
+    "superglue": superglue.CORPUS,
+    **topics.CORPORA,
+    "tasks": tasks.CORPUS,
+    **images.CORPORA,
 }
-
-USED = {
-    "amazon": {"path", "encoding"},
-    "glue": {"task", "path"},
-    "superglue": {"task", "tasks", "path", "cut"},
-    "agnews": {"path"},
-    "dbpedia": {"path", "classes"},
-    "tasks": {"tasks", "path"},
-    "digits": {"size"},
-    **{name: {"path", "size"} for name in images.IMAGES if name != "digits"},
-}
-"""The options of each name; the other names that fedstill knows have none."""
+"""Everything about a corpus but its name stands in its own file."""
 
 
 class CorpusSpec(Settings):
@@ -146,7 +103,7 @@ class CorpusSpec(Settings):
             raise ValueError("`text:` is one column, or a list of two that make a pair")
         if self.name is None and self.path is None:
             raise ValueError("a corpus needs a `name:` or a `path:`")
-        if self.name is not None and "path" not in USED.get(self.name, ()) and self.path is not None:
+        if self.name is not None and self.path is not None and not self._takes_path:
             raise ValueError(f"a corpus has a `name:` ({self.name}) or a `path:` ({self.path}), not both")
         if self.name == "glue" and self.task is None:
             raise ValueError(f"glue needs a `task:`, one of {', '.join(glue.TASKS)}")
@@ -162,13 +119,22 @@ class CorpusSpec(Settings):
         """Settings that were changed and would be ignored."""
         columns = {"text", "label", "domain", "group"}
         if self.name in EMBEDDED:
-            used = {"name"} | USED.get(self.name, set())
+            used = {"name"} | EMBEDDED[self.name].settings
         elif self.name:
             used = {"name", "test", "split", "config"} | columns
         else:
             used = {"path", "test", "encoding", "header"} | columns
         fields = type(self).model_fields
         return [key for key, field in fields.items() if key not in used and getattr(self, key) != field.default]
+
+    @property
+    def _takes_path(self) -> bool:
+        return self.name in EMBEDDED and "path" in EMBEDDED[self.name].settings
+
+    @property
+    def folder(self) -> Path | None:
+        """Where its files lie."""
+        return None if self.path is None else Path(self.path).expanduser()
 
     @property
     def is_of_tasks(self) -> bool:

@@ -8,13 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.plugins import nearest
 from fedstill.data.corpora import records
+from fedstill.data.corpora.embedded import Embedded, Source
 from fedstill.data.corpora.files import Row, fault
-from fedstill.data.corpora.records import Record
+from fedstill.data.corpora.records import RawRecord
+
+if TYPE_CHECKING:
+    from fedstill.data.corpora.spec import CorpusSpec
 
 HUB = "aps/super_glue"
 
@@ -35,10 +39,10 @@ class Posed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Task:
-    """How a record becomes rows, the word for each published label, and FedDRS's number of training rows."""
+class SuperglueTask:
+    """How a record becomes rows, the label word of each published label, and FedDRS's number of training rows."""
 
-    pose: Callable[[Record], Iterable[Posed]]
+    pose: Callable[[RawRecord], Iterable[Posed]]
     words: Mapping[object, str]
     cut: int
 
@@ -79,31 +83,31 @@ def processed(task: str, fields: Mapping[str, str], asks: str | None = None) -> 
     return f"{task} {' '.join(parts)}".removesuffix(".")
 
 
-def _boolq(record: Record) -> Iterator[Posed]:
+def _boolq(record: RawRecord) -> Iterator[Posed]:
     fields = {name: record.text(name) for name in ("question", "passage")}
     yield Posed(processed("boolq", fields), fields["passage"], record.values.get("label"))
 
 
-def _cb(record: Record) -> Iterator[Posed]:
+def _cb(record: RawRecord) -> Iterator[Posed]:
     yield _inferred("cb", record)
 
 
-def _rte(record: Record) -> Iterator[Posed]:
+def _rte(record: RawRecord) -> Iterator[Posed]:
     yield _inferred("rte", record)
 
 
-def _inferred(task: str, record: Record) -> Posed:
+def _inferred(task: str, record: RawRecord) -> Posed:
     fields = {name: record.text(name) for name in ("hypothesis", "premise")}
     return Posed(processed(task, fields), fields["premise"], record.values.get("label"))
 
 
-def _copa(record: Record) -> Iterator[Posed]:
+def _copa(record: RawRecord) -> Iterator[Posed]:
     fields = {name: record.text(name) for name in ("choice1", "choice2", "premise", "question")}
     yield Posed(processed("copa", fields), None, record.values.get("label"))
 
 
-def _multirc(record: Record) -> Iterator[Posed]:
-    if "paragraph" in record.values:  # the Hub's form: one record per answer
+def _multirc(record: RawRecord) -> Iterator[Posed]:
+    if "paragraph" in record.values:  # the Hub's form: a row an answer
         paragraph = record.text("paragraph")
         answers = [(record.text("question"), record.text("answer"), record)]
     else:
@@ -119,9 +123,9 @@ def _multirc(record: Record) -> Iterator[Posed]:
         yield Posed(processed("multirc", fields, asks="question"), paragraph, labelled.values.get("label"))
 
 
-def _record(record: Record) -> Iterator[Posed]:
-    """One row for each entity, in the order of the file."""
-    if "query" in record.values:  # the Hub's form: one record per query, with names instead of spans
+def _record(record: RawRecord) -> Iterator[Posed]:
+    """A row an entity, in the order of the file."""
+    if "query" in record.values:  # the Hub's form: a record a query, with names in place of spans
         passage = record.text("passage")
         entities = record.texts("entities")
         queries = [(record.text("query"), record.texts("answers") if "answers" in record.values else None)]
@@ -144,13 +148,13 @@ def _record(record: Record) -> Iterator[Posed]:
             yield Posed(text, passage, None if answers is None else entity in answers)
 
 
-def _wic(record: Record) -> Iterator[Posed]:
+def _wic(record: RawRecord) -> Iterator[Posed]:
     fields = {name: record.text(name) for name in ("word", "sentence1", "sentence2")}
     yield Posed(processed("wic", fields), None, record.values.get("label"))
 
 
-def _wsc(record: Record) -> Iterator[Posed]:
-    """Only the second span is marked, as in FedDRS's example; so the text does not show which first span is meant."""
+def _wsc(record: RawRecord) -> Iterator[Posed]:
+    """The second span alone is marked, as in FedDRS's example, which does not say which first span is meant."""
     target = record.part("target") if "target" in record.values else record  # flat on the Hub
     words = record.text("text").split()
     start = target.number("span2_index")
@@ -164,8 +168,8 @@ def _wsc(record: Record) -> Iterator[Posed]:
 
 # True equals 1 and False equals 0 in Python; so these words serve both the files (booleans) and the Hub (numbers).
 TASKS = {
-    "BoolQ": Task(_boolq, {True: "Yes", False: "No"}, cut=9427),
-    "CB": Task(
+    "BoolQ": SuperglueTask(_boolq, {True: "Yes", False: "No"}, cut=9427),
+    "CB": SuperglueTask(
         _cb,
         {
             "entailment": "Entailment",
@@ -177,16 +181,16 @@ TASKS = {
         },
         cut=250,
     ),
-    "COPA": Task(_copa, {0: "Choice_one", 1: "Choice_two"}, cut=400),
-    "MultiRC": Task(_multirc, {True: "True", False: "False"}, cut=963),
-    "ReCoRD": Task(_record, {True: "Correct", False: "Wrong"}, cut=9000),
-    "RTE": Task(
+    "COPA": SuperglueTask(_copa, {0: "Choice_one", 1: "Choice_two"}, cut=400),
+    "MultiRC": SuperglueTask(_multirc, {True: "True", False: "False"}, cut=963),
+    "ReCoRD": SuperglueTask(_record, {True: "Correct", False: "Wrong"}, cut=9000),
+    "RTE": SuperglueTask(
         _rte,
         {"entailment": "Entailment", "not_entailment": "Not_entailment", 0: "Entailment", 1: "Not_entailment"},
         cut=2500,
     ),
-    "WiC": Task(_wic, {True: "Match", False: "Mismatch"}, cut=6000),
-    "WSC": Task(_wsc, {True: "Same", False: "Difference"}, cut=554),
+    "WiC": SuperglueTask(_wic, {True: "Match", False: "Mismatch"}, cut=6000),
+    "WSC": SuperglueTask(_wsc, {True: "Same", False: "Difference"}, cut=554),
 }
 """In the order of FedDRS's Table 4, whose column "Cut Train" is `cut`."""
 
@@ -199,28 +203,28 @@ def spelled(task: str) -> str:
     raise ValueError(f"there is no SuperGLUE task called {task!r}; {nearest(task, TASKS).rstrip('.')}")
 
 
-def rows(
-    name: str, folder: Path | None, is_cut: bool = False, is_public: bool = False
-) -> tuple[list[Row], list[Row], dict[str, int]]:
-    """Training rows, development rows, and counts by reason; of a public task only the training texts.
+def _source(spec: CorpusSpec, is_public: bool) -> Source:
+    """Training and development rows of a task; a public task gives its training texts alone.
 
     If `is_cut`, only the first training rows are kept, as many as FedDRS uses; a row is an answer or an entity, not a
     question.
     """
+    name = str(spec.task)
     splits = ("train",) if is_public else ("train", "val")
-    # All files are looked up before any is read, so that a missing one is reported at once.
-    sources = [_source(name, folder, split) for split in splits]
+    # Before anything is read, so that a missing file is told at once.
+    sources = [_records(name, spec.folder, split) for split in splits]
     counts = {"rows read": 0}
-    limit = TASKS[name].cut if is_cut else None
+    limit = TASKS[name].cut if spec.cut else None
     train, *rest = [
         _posed(name, source, is_public, limit if split == "train" else None, counts)
         for split, source in zip(splits, sources, strict=True)
     ]
-    return train, [row for part in rest for row in part], counts
+    test = None if is_public else [row for part in rest for row in part]
+    return Source(name, train, test, counts, TASKS[name].labels, METRICS)
 
 
 def _posed(
-    name: str, source: Iterable[Record], is_public: bool, limit: int | None, counts: dict[str, int]
+    name: str, source: Iterable[RawRecord], is_public: bool, limit: int | None, counts: dict[str, int]
 ) -> list[Row]:
     task = TASKS[name]
     found: list[Row] = []
@@ -240,7 +244,7 @@ def _posed(
     return found
 
 
-def _word(record: Record, name: str, label: object) -> str:
+def _word(record: RawRecord, name: str, label: object) -> str:
     words = TASKS[name].words
     if label is None:
         raise record.fault(f"the label is missing; {name} needs one in every row.")
@@ -249,8 +253,8 @@ def _word(record: Record, name: str, label: object) -> str:
     return words[label]
 
 
-def _source(name: str, folder: Path | None, split: str) -> Iterable[Record]:
-    """The records of a split, read lazily."""
+def _records(name: str, folder: Path | None, split: str) -> Iterable[RawRecord]:
+    """The records of a split, not yet read."""
     if folder is None:
         return records.dataset(HUB, name.lower(), {"train": "train", "val": "validation"}[split])
     home = _home(name, folder)
@@ -293,7 +297,7 @@ def _wic_data(home: Path, split: str) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def _wic_records(data: Path) -> Iterator[Record]:
+def _wic_records(data: Path) -> Iterator[RawRecord]:
     gold = data.with_name(data.name.replace(".data.", ".gold."))
     if not gold.is_file():
         raise FedstillError(f"{gold} is missing; it has WiC's labels, one for each line of {data.name}.")
@@ -310,4 +314,14 @@ def _wic_records(data: Path) -> Iterator[Record]:
             raise fault(gold, gold_line, f"the label is {label.strip()!r}; it must be T or F.")
         word, _, _, first, second = fields
         values = {"word": word, "sentence1": first, "sentence2": second, "label": label.strip() == "T"}
-        yield Record(str(data), line, values)
+        yield RawRecord(str(data), line, values)
+
+
+CORPUS = Embedded(
+    f"SuperGLUE as FedDRS poses it; `task:` ({', '.join(TASKS)}), or a domain a task of all or of `tasks: [...]`; "
+    "`path:` or the Hub",
+    "each task's own",
+    ("each task's own",),
+    frozenset({"task", "tasks", "path", "cut"}),
+    _source,
+)

@@ -9,9 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstill.common.errors import FedstillError
+from fedstill.data.corpora.embedded import Embedded
 from fedstill.data.corpus import Corpus, Ints
 
 METRICS = ("accuracy", "f1")
+
+CORPUS = Embedded(
+    "several corpora as one, a domain a task: `tasks: {NAME: {name: ...}, ...}`",
+    "each corpus's own",
+    ("task/label of each",),
+    frozenset({"tasks", "path"}),
+)
 
 HELD_OUT_OF = 10
 """If some tasks have a test file, every task without one holds out one of this many groups."""

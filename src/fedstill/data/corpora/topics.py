@@ -7,9 +7,14 @@ import csv
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedstill.common.errors import FedstillError
+from fedstill.data.corpora.embedded import Embedded, Source
 from fedstill.data.corpora.files import Columns, Row, read, read_dataset
+
+if TYPE_CHECKING:
+    from fedstill.data.corpora.spec import CorpusSpec
 
 METRICS = ("accuracy", "f1")
 
@@ -80,8 +85,17 @@ _DBPEDIA_9 = Topics(
 DBPEDIA = {14: _DBPEDIA_14, 9: _DBPEDIA_9}
 
 
-def rows(topics: Topics, folder: Path | None, is_public: bool = False) -> tuple[list[Row], list[Row] | None]:
-    """Training rows, and test rows if there are any; of public topics only the training texts."""
+def _agnews(spec: CorpusSpec, is_public: bool) -> Source:
+    return Source("agnews", *_rows(AGNEWS, spec.folder, is_public), labels=AGNEWS.labels, metrics=METRICS)
+
+
+def _dbpedia(spec: CorpusSpec, is_public: bool) -> Source:
+    topics = DBPEDIA[spec.classes]
+    return Source("dbpedia", *_rows(topics, spec.folder, is_public), labels=topics.labels, metrics=METRICS)
+
+
+def _rows(topics: Topics, folder: Path | None, is_public: bool) -> tuple[list[Row], list[Row] | None]:
+    """Training rows, and test rows where there are any; public topics give their training texts alone."""
     if folder is None:
         train = [row for _, split in topics.train for row in _from_hub(topics, split, is_public)]
         return train, None if is_public else list(_from_hub(topics, topics.test[1], is_public))
@@ -140,3 +154,17 @@ def _label(row: Row, topics: Topics, first: int) -> str:
     known = ", ".join(topics.labels) if topics.has_header else f"{first} to {first + len(topics.labels) - 1}"
     header = " (the file must have no header row)" if row.line == 1 and not topics.has_header else ""
     raise row.fault(f"the label is {row.label!r}; {topics.title} has {known}{header}.")
+
+
+CORPORA = {
+    "agnews": Embedded(
+        "AG News by topic; `path:` or the Hub", "your own copy is read", AGNEWS.labels, frozenset({"path"}), _agnews
+    ),
+    "dbpedia": Embedded(
+        "DBpedia articles by kind, `classes:` 14 or 9; `path:` or the Hub",
+        "CC BY-SA 3.0",
+        ("14 or 9 kinds of things",),
+        frozenset({"path", "classes"}),
+        _dbpedia,
+    ),
+}

