@@ -50,7 +50,7 @@ def run(
         )
     _make_room(folder, force, experiment)
     tell({"preparing": str(folder)})
-    with _explaining(folder):
+    with stopping_on_sigterm(), _explaining(folder):
         experiment, plan, corpus = prepare(experiment, folder.resolve())
         write_whole(folder / "partition.safetensors", save(plan.partition.to_arrays()))
         write_whole(folder / "experiment.yaml", experiment.to_yaml().encode())  # last: from here on there is a run
@@ -75,14 +75,14 @@ def resume(folder: str | Path, tell: Tell = lambda event: None) -> Record:
             f"--resume {folder}`. With `engine: local` in its experiment.yaml it goes on in processes of this machine; "
             "the numbers are the same."
         )
-    with _explaining(folder):
+    with stopping_on_sigterm(), _explaining(folder):
         experiment, plan, corpus = prepare(experiment, folder.resolve())
     manifest, passed = checkpoint.latest(folder)
     for sentence in passed:
         tell({"note": sentence})
     if manifest is not None:
         refuse_changes(folder, manifest, plan)
-    with _explaining(folder):
+    with stopping_on_sigterm(), _explaining(folder):
         tell({"plan": plan, "corpus": corpus, "after": manifest.round if manifest else 0, **_ranks(plan)})
         return conduct(plan, folder, tell, after=manifest)
 
@@ -211,8 +211,8 @@ def _explaining(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def stopping_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
+    """SIGTERM ends a run as Ctrl-C does; among ranks it does anyway."""
+    if ranks.current is not None or threading.current_thread() is not threading.main_thread():
         yield
         return
 
