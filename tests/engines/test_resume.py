@@ -230,9 +230,12 @@ def test_a_signal_in_a_phase_ends_the_run_before_the_phase_ends_and_says_how_to_
     (tmp_path / "own.py").write_text(ENDLESS)
     forever = {"epochs": 10**9, "max_length": 16}
     process = start(small(algorithm=f"{tmp_path}/own.py:Endless", train=forever, workers=workers), tmp_path / "here")
-    wait_for(tmp_path / "training", process)
-    os.kill(process.pid, signal_)
-    output = process.communicate(timeout=600)[0]
+    try:
+        wait_for(tmp_path / "training", process)
+        os.kill(process.pid, signal_)
+        output = process.communicate(timeout=600)[0]
+    finally:
+        process.kill()
     folder = tmp_path / "here" / "out" / "seed-0"
     assert process.returncode == 130, output
     assert f"Go on with: fedstill run --resume {folder}" in output

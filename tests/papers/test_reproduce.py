@@ -166,9 +166,12 @@ def test_a_signal_stops_everything_and_the_same_command_goes_on(reviews: Path, t
     words = ["reproduce", str(recipe), "--seeds", "1", "--jobs", "2", "--out", str(tmp_path / "out")]
     command = [sys.executable, "-m", "fedstill", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0)
-    wait_for(tmp_path / "begun", process)
-    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
-    output = process.communicate(timeout=600)[0]
+    try:
+        wait_for(tmp_path / "begun", process)
+        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
+        output = process.communicate(timeout=600)[0]
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert "stopped. Go on with the same command." in output
     assert "Traceback" not in output
