@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,7 @@ settings.load_profile("any machine")
 def _alike() -> Iterator[None]:
     """Every test begins alike, whatever ran before it and however many cores there are."""
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it runs in the background ignore it
     yield
     plugins.allow_only(None)
 

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from fedstill.common.errors import FedstillError
 from fedstill.data.artefacts import fetch
 from fedstill.data.examples import Examples
-from fedstill.data.tokens import TokenStore, store_tokens
+from fedstill.data.tokens import AT_ONCE, TokenStore, store_tokens
 from fedstill.models.tokenizers import PretrainedTokenizer
 
 TEXTS = ["Great phone, lasts two days.", "", "meh", "It stopped working after an hour; I want my money back!" * 3]
@@ -187,3 +187,13 @@ def test_the_tokenizers_fingerprint_is_the_same_in_another_process(ours, folder)
     )
     assert done.stdout.strip() == ours.fingerprint
     assert Path(folder, "tokenizer.json").exists()
+
+
+def test_many_texts_are_encoded_some_at_a_time_and_stored_as_one(cache):
+    tokenizer, many = WordLengths(), 2 * AT_ONCE + 1
+    texts = [" ".join(["x" * (1 + row % 7)] * (row % 3)) for row in range(many)]
+    store = TokenStore.read(store_tokens(tokenizer, texts, texts, 2, "many"))
+    assert tokenizer.asked == 3
+    for found, expected in zip((store.ids, store.offsets, store.types), tokenizer.encode(texts, texts, 2), strict=True):
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)

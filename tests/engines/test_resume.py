@@ -206,16 +206,51 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     raise AssertionError(f"{path} never came")
 
 
+ENDLESS = """
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedstill.algorithms.adafd import AdaFD
+
+
+@dataclass(frozen=True)
+class Endless(AdaFD):
+    def opine(self, me):
+        Path(__file__).with_name("training").touch()
+        return super().opine(me)
+"""
+"""Says when a client begins to train, which will take it days."""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("signal_", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_run_and_says_how_to_go_on(small: Small, tmp_path: Path, signal_: signal.Signals) -> None:
-    process = start(small(rounds=400, workers=2), tmp_path / "here")
+def test_a_signal_in_a_phase_ends_the_run_before_the_phase_ends_and_says_how_to_go_on(
+    small: Small, tmp_path: Path, signal_: signal.Signals, workers: int
+) -> None:
+    (tmp_path / "own.py").write_text(ENDLESS)
+    forever = {"epochs": 10**9, "max_length": 16}
+    process = start(small(algorithm=f"{tmp_path}/own.py:Endless", train=forever, workers=workers), tmp_path / "here")
+    try:
+        wait_for(tmp_path / "training", process)
+        os.kill(process.pid, signal_)
+        output = process.communicate(timeout=600)[0]
+    finally:
+        process.kill()
     folder = tmp_path / "here" / "out" / "seed-0"
-    wait_for(folder / "checkpoint" / "round-00002.json", process)
-    os.kill(process.pid, signal_)
-    output = process.communicate(timeout=600)[0]
-    assert process.returncode == 130
+    assert process.returncode == 130, output
     assert f"Go on with: fedstill run --resume {folder}" in output
     assert not (folder / "summary.json").exists()
+
+
+def test_sigterm_stops_what_comes_before_the_first_round_too(small: Small, tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(small(), tmp_path / "run", tell=lambda event: signal.raise_signal(signal.SIGTERM))
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not list((tmp_path / "run").glob("*.jsonl"))
 
 
 def test_a_full_disk_is_one_sentence_leaves_nothing_half_written_and_the_run_goes_on_with_room(

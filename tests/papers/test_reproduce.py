@@ -138,18 +138,44 @@ def test_runs_of_one_worker_are_spread_over_the_cores(reviews: Path, tmp_path: P
     assert default_jobs(tiny_grid(reviews, tmp_path, "workers=auto")) == 1
 
 
+SLOW_AT_FIRST = """
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedstill.algorithms.logit_avg import LogitAvg
+
+
+@dataclass(frozen=True)
+class SlowAtFirst(LogitAvg):
+    def opine(self, me):
+        begun = Path(__file__).with_name("begun")
+        if me.round == 2 and not begun.exists():
+            begun.touch()
+            time.sleep(3600)
+        return super().opine(me)
+"""
+"""Stays in its second round until it is stopped there, once."""
+
+
 def test_a_signal_stops_everything_and_the_same_command_goes_on(reviews: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(SLOW_AT_FIRST)
     recipe = tmp_path / "tiny.yaml"
-    recipe.write_text(TINY.replace("REVIEWS", str(reviews)))
-    words = ["reproduce", str(recipe), "rounds=25", "--seeds", "1", "--jobs", "2", "--out", str(tmp_path / "out")]
+    text = TINY.replace("REVIEWS", str(reviews)).replace("FedAvg: LogitAvg", f"FedAvg: {tmp_path}/own.py:SlowAtFirst")
+    recipe.write_text(text)
+    words = ["reproduce", str(recipe), "--seeds", "1", "--jobs", "2", "--out", str(tmp_path / "out")]
     command = [sys.executable, "-m", "fedstill", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0)
-    wait_for(tmp_path / "out" / "few-fedavg" / "seed-0" / "checkpoint" / "round-00002.json", process)
-    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
-    output = process.communicate(timeout=600)[0]
+    try:
+        wait_for(tmp_path / "begun", process)
+        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
+        output = process.communicate(timeout=600)[0]
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert "stopped. Go on with the same command." in output
     assert "Traceback" not in output
+    assert not (tmp_path / "out" / "few-fedavg" / "seed-0" / "summary.json").exists()
     assert fedstill(*words, "--only", "FedAvg", "--jobs", "1") == 0
 
 

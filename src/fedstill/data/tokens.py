@@ -27,6 +27,9 @@ from fedstill.data.corpus import Ints
 Encoded = tuple[npt.NDArray[np.int32], Ints, npt.NDArray[np.uint8] | None]
 """The ids of all texts in one array, where each text starts (and the last one ends), token types or None."""
 
+AT_ONCE = 2000
+"""Texts in one call of a tokenizer."""
+
 
 class Tokenizer(Protocol):
     """Turns text into ids; each party has its own."""
@@ -106,8 +109,21 @@ def store_tokens(
     folder = cache_folder() / "tokens" / name
     arrays = _read(folder)
     if arrays is None:
-        _write(folder, tokenizer.encode(texts, pairs, max_length))
+        _write(folder, _encode(tokenizer, texts, pairs, max_length))
     return folder
+
+
+def _encode(tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int) -> Encoded:
+    """All texts, some at a time: a signal is heard only between two calls of a tokenizer."""
+    parts = [slice(start, start + AT_ONCE) for start in range(0, len(texts), AT_ONCE)] or [slice(0)]
+    found = [tokenizer.encode(texts[part], None if pairs is None else pairs[part], max_length) for part in parts]
+    lengths = np.concatenate([[0], *(np.diff(offsets) for _, offsets, _ in found)])
+    types = [types for _, _, types in found if types is not None]
+    return (
+        np.concatenate([ids for ids, _, _ in found]),
+        np.cumsum(lengths, dtype=np.int64),
+        np.concatenate(types) if types else None,
+    )
 
 
 def _read(folder: Path) -> Encoded | None:

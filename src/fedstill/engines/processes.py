@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Sequence
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -17,7 +19,18 @@ def context(preload: Sequence[str]) -> Any:
     found: Any = multiprocessing.get_context(method)
     if method == "forkserver":
         found.set_forkserver_preload([*preload, "transformers"])
+        _start_server()
     return found
+
+
+def _start_server() -> None:
+    """Deaf to Ctrl-C from its first moment on, as are all that it starts: it reaches the whole group."""
+    resource_tracker.ensure_running()  # first, because it unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def stop(processes: Sequence[Any]) -> None:

@@ -7,7 +7,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def run(
     make = maker_of(experiment.engine)
     _make_room(folder, force, experiment)
     tell(Preparing(str(folder)))
-    with _explaining(folder):
+    with stopping_on_sigterm(), _explaining(folder):
         experiment, plan, corpus = prepare(experiment, folder.resolve())
         write_whole(folder / "partition.safetensors", save(plan.partition.to_arrays()))
         write_whole(folder / "experiment.yaml", experiment.to_yaml().encode())  # last: from here on there is a run
@@ -59,14 +59,14 @@ def resume(folder: str | Path, tell: Tell = tell_nobody) -> Record:
     tell(Preparing(str(folder)))
     experiment = load_experiment(folder / "experiment.yaml")
     make = maker_of(experiment.engine, folder)
-    with _explaining(folder):
+    with stopping_on_sigterm(), _explaining(folder):
         experiment, plan, corpus = prepare(experiment, folder.resolve())
     manifest, passed = checkpoint.latest(folder)
     for sentence in passed:
         tell(Noted(sentence))
     if manifest is not None:
         refuse_changes(folder, manifest, plan)
-    with _explaining(folder):
+    with stopping_on_sigterm(), _explaining(folder):
         tell(begun(plan, manifest, _hosts(plan), corpus.counts))
         return conduct(plan, folder, tell, manifest, make)
 
@@ -108,7 +108,7 @@ def conduct(plan: Plan, folder: Path, tell: Tell, after: Manifest | None, make: 
         engine = make(plan, books)
         try:
             conductor = Conductor(plan, books, engine)
-            with nullcontext() if ranks.current else stopping_on_sigterm():
+            with stopping_on_sigterm():
                 conductor.conduct(after)
             journal.offsets()
             write_summary(Record(folder), plan, dict(books.ledger.totals), conductor.seconds)
@@ -199,8 +199,8 @@ def _explaining(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def stopping_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
+    """SIGTERM ends a run as Ctrl-C does; among ranks it does anyway."""
+    if ranks.current is not None or threading.current_thread() is not threading.main_thread():
         yield
         return
 

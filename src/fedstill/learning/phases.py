@@ -161,6 +161,7 @@ class Phase:
 
     def descend(self, value: Tensor) -> None:
         """One optimiser step on a loss of the model's outputs, at the schedule's rate."""
+        card.heed_stop()
         for group in self.optimiser.param_groups:
             group["lr"] = self.current_rate
         value.backward()  # type: ignore[no-untyped-call]

@@ -14,6 +14,7 @@ from fedstill.learning.precision import Precision, autocast
 
 def forward(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """The logits of a batch: our models return them, Hugging Face's return them inside an object."""
+    card.heed_stop()
     quick = encoder.logits(model, batch, fast_of(model))
     if quick is not None:
         return quick
@@ -45,6 +46,7 @@ def _in_batches(
     pieces = []
     with torch.inference_mode(), autocast(device, precision):
         for rows in torch.split(order, batch):
+            card.heed_stop()
             pieces.append(answer(data.batch(rows, device)))
     model.train(was_training)
     sorted_answers = torch.cat(pieces).cpu()

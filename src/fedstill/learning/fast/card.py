@@ -73,26 +73,42 @@ def _can(model: nn.Module, data: Examples, precision: str) -> bool:
 def meet(works: Sequence[Callable[[], T]]) -> list[T]:
     """Do all works and return their results; when all have ended, the first error in their order is raised."""
     guests = [_Guest(work) for work in works]
-    for guest in guests:
-        guest.go_on()
-    while waiting := [guest for guest in guests if guest.job is not None]:
-        from fedstill.learning.fast.gpu import together
-
-        started = time.perf_counter()
-        found: Sequence[Losses | BaseException]
-        try:
-            found = together.run_all([guest.job for guest in waiting])
-        except Exception as error:  # it is not known which phase caused it, so all of them get it
-            found = [error] * len(waiting)
-        share_s = (time.perf_counter() - started) / len(waiting)
-        for guest, losses in zip(waiting, found, strict=True):
-            guest.losses = losses
-            guest.waited_s -= share_s
+    try:
+        for guest in guests:
             guest.go_on()
+        while waiting := [guest for guest in guests if guest.job is not None]:
+            _learn_together(waiting)
+    except BaseException:  # a signal, which only the main thread hears
+        for guest in sorted(guests, key=lambda guest: guest.paused.is_set()):
+            guest.stop()
+        raise
     for guest in guests:
         if guest.error is not None:
             raise guest.error
     return [guest.outcome for guest in guests]
+
+
+def _learn_together(waiting: Sequence[_Guest]) -> None:
+    from fedstill.learning.fast.gpu import together
+
+    started = time.perf_counter()
+    found: Sequence[Losses | BaseException]
+    try:
+        found = together.run_all([guest.job for guest in waiting])
+    except Exception as error:  # nobody knows whose fault it was
+        found = [error] * len(waiting)
+    share_s = (time.perf_counter() - started) / len(waiting)
+    for guest, losses in zip(waiting, found, strict=True):
+        guest.losses = losses
+        guest.waited_s -= share_s
+        guest.go_on()
+
+
+def heed_stop() -> None:
+    """Called at every batch: raise KeyboardInterrupt where the meeting of this thread was told to stop."""
+    guest: _Guest | None = getattr(_here, "guest", None)
+    if guest is not None and guest.is_stopped:
+        raise KeyboardInterrupt
 
 
 def waited_s() -> float:
@@ -110,6 +126,7 @@ class _Guest:
         self.job: Any = None
         self.losses: Losses | BaseException | None = None
         self.waited_s = 0.0
+        self.is_stopped = False
         self.outcome: Any = None
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._live, daemon=True)
@@ -122,14 +139,22 @@ class _Guest:
         self.turn.set()
         self.paused.wait()
 
+    def stop(self) -> None:
+        """Let it end: at its next batch where it is at work, at once where it waits or has not begun."""
+        self.is_stopped = True
+        self.turn.set()
+        self.thread.join()
+
     def wait_for(self, job: Any) -> Losses:
         """Called in the guest's thread: hand over the job and wait until it is done."""
         started = time.perf_counter()
         self.job = job
         self.turn.clear()
+        heed_stop()  # before it waits: the turn that told it to is cleared
         self.paused.set()
         self.turn.wait()
         self.waited_s += time.perf_counter() - started
+        heed_stop()
         if isinstance(self.losses, BaseException):
             raise self.losses
         assert self.losses is not None
@@ -139,6 +164,7 @@ class _Guest:
         self.turn.wait()
         _here.guest = self
         try:
+            heed_stop()
             self.outcome = self.work()
         except BaseException as error:
             self.error = error

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedstill.data.examples import Examples
 from fedstill.learning.fast.anatomy import dissect
-from fedstill.learning.fast.card import WIDEST, Losses
+from fedstill.learning.fast.card import WIDEST, Losses, heed_stop
 from fedstill.learning.fast.gpu.packing import Packed
 from fedstill.learning.fast.gpu.schedule import Job, Schedule
 from fedstill.learning.fast.gpu.stack import (
@@ -309,6 +309,7 @@ def predict_packed(module: nn.Module, data: Examples, most_tokens: int = 16_384)
     with torch.cuda.device(device), torch.inference_mode():
         model, pieces = PackedModel(anatomy), []
         for rows in np.split(order, np.searchsorted(ends, np.arange(most_tokens, ends[-1], most_tokens), "right")):
+            heed_stop()
             if len(rows):
                 starts = np.concatenate([[0], np.cumsum(packed.lengths[rows])]).astype(np.int32)
                 given = [torch.from_numpy(array).to(device) for array in (*packed.pick(rows), starts)]
