@@ -29,6 +29,9 @@ Losses = tuple[list[float], list[list[float]]]
 WIDEST = 16
 """The most clients in one stack: with more, matrix products do not get faster."""
 
+HEAR_S = 0.5
+"""A signal that comes just before a thread falls asleep is heard when it wakes: not later than this."""
+
 _here = threading.local()
 
 
@@ -137,7 +140,8 @@ class _Guest:
         self.job = None
         self.paused.clear()
         self.turn.set()
-        self.paused.wait()
+        while not self.paused.wait(HEAR_S):
+            pass
 
     def stop(self) -> None:
         """Let it end: at its next batch where it is at work, at once where it waits or has not begun."""
