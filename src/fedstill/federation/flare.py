@@ -1,7 +1,7 @@
 """The flare engine: NVIDIA FLARE carries the bytes between the centre and the sites. The only file that imports it.
 
-What is carried, checked and computed lies in `fedstill.federation`, which knows nothing of FLARE. A job names `Centre`
-and `Site` below; FLARE makes one of them on each machine and lets the first call the others over mutual TLS.
+What is carried, checked and computed is in the other files, which know nothing of FLARE. A job names `CentreHalf` and
+`SiteHalf` below; FLARE makes one of them on each machine and lets the first call the others over mutual TLS.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SERVER = "server"
 """What FLARE calls the centre's half."""
 
 
-class Centre:
+class CentreHalf:
     """The centre's half of a job."""
 
     def __init__(self, job: str) -> None:
@@ -69,7 +69,7 @@ class Centre:
             centre.conduct(job, file, kit / "runs", ask, tell)
 
 
-class Site:
+class SiteHalf:
     """A site's half of a job. Nothing that goes wrong here may end the job for the others."""
 
     def __init__(self, job: str) -> None:
@@ -170,12 +170,12 @@ def halves(job: str) -> dict[str, dict[str, Any]]:
     server = {
         "format_version": 2,
         "workflows": [{"id": "collab", **controller}],
-        "components": [{"id": "centre", "path": "fedstill.federation.flare.Centre", "args": told}],
+        "components": [{"id": "centre", "path": "fedstill.federation.flare.CentreHalf", "args": told}],
     }
     client = {
         "format_version": 2,
         "executors": [{"tasks": ["*"], "executor": executor}],
-        "components": [{"id": "site", "path": "fedstill.federation.flare.Site", "args": told}],
+        "components": [{"id": "site", "path": "fedstill.federation.flare.SiteHalf", "args": told}],
     }
     return {"config/config_fed_server.json": server, "config/config_fed_client.json": client}
 
