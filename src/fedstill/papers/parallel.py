@@ -51,7 +51,7 @@ def attempt(run: GridRun, force: bool = False, tell: Tell = tell_nobody) -> str 
 
 
 def _start(run: GridRun, force: bool) -> tuple[Connection, Any]:
-    how = context(["fedstill.engines.runner"])
+    how = context(["fedstill.papers.parallel"])
     pipe, other = how.Pipe(duplex=False)
     process = how.Process(target=_work, args=(other, run, force))
     process.start()
