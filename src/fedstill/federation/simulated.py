@@ -121,7 +121,7 @@ def _own_classes(experiment: Experiment) -> dict[str, str]:
     """Every class of a user's own that the experiment names, and where it lies: every machine must allow them all."""
     whole = experiment.model_dump(mode="json")
     found: dict[str, str] = {}
-    for place in map(absolute, _own_names([whole["algorithm"], whole["clients"], whole["server"]])):
+    for place in map(absolute, _own_names([whole["algorithm"], whole["clients"], whole["server"], whole["wire"]])):
         name = place.rpartition(":")[2]
         if found.setdefault(name, place) != place:
             raise FedstillError(f"{found[name]} and {place} have the same name: call one of the classes otherwise.")
