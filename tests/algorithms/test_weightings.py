@@ -1,6 +1,7 @@
 import json
 import math
 import threading
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy as np
@@ -12,7 +13,8 @@ from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp, softmax
 
 from fedstill.algorithms import make
-from fedstill.algorithms.weightings import ENWC, LLMWC, RNWC
+from fedstill.algorithms.adafd import AdaFD
+from fedstill.algorithms.weightings import ENWC, LLMWC, RNWC, Weighting
 from fedstill.common.chat import Chat
 from fedstill.common.errors import FedstillError
 from fedstill.plan.prepare import prepare
@@ -210,3 +212,18 @@ def test_llmwc_falls_back_to_enwc_when_it_gets_words_and_says_so(no_proxy, bench
     (note,) = me.notes
     assert note.startswith("LLMWC fell back to ENWC(beta=2): ")
     assert "1 values instead of 3" in note
+
+
+@dataclass(frozen=True)
+class ByF1(Weighting):
+    """A user's own: who scores better counts more."""
+
+    wants_f1 = True
+
+    def __call__(self, me, ups, losses):
+        return ups.column("f1") / ups.column("f1").sum()
+
+
+def test_a_weighting_of_one_s_own_that_wants_f1_needs_no_language_model():
+    assert "openai" not in AdaFD(weighting=ByF1()).requires()
+    assert "openai" in AdaFD(weighting=LLMWC()).requires()
