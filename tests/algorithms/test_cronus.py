@@ -100,7 +100,7 @@ def test_a_share_that_protects_from_nobody_is_noted_once(bench, opinions):
             me.enter(number)
             Cronus(**option).server(me, opinions(logits=[probabilities()] * 3))
         assert len(me.notes) == notes
-        assert all("0.2 of 3 clients is nobody" in note for note in me.notes)
+        assert all("0.2 of 3 clients is less than one" in note for note in me.notes)
 
 
 @pytest.mark.parametrize("share", [0.5, -0.1])

@@ -142,7 +142,7 @@ def test_the_server_can_see_its_answer_as_clients_will_and_nothing_is_remembered
         (None, "turn", "an empty reply"),
         (Done(), "turn", "Done is no reply to turn"),
         (Hello(3, public_fingerprint="ab"), "turn", "Hello is no reply to turn"),
-        (Hello(3, public_fingerprint="cd"), "hello", "public_fingerprint is another one than the server's"),
+        (Hello(3, public_fingerprint="cd"), "hello", "public_fingerprint differs from the server's"),
         (Opinion(torch.ones(5, 3)), "turn", r"has shape \(5, 3\): \(4, 3\) is expected"),
         (Opinion(torch.full((4, 3), torch.nan)), "turn", "not finite"),
         (Scores(torch.ones(3, 3)), "ask", r"\(2, 3\) is expected"),

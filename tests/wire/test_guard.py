@@ -46,5 +46,5 @@ def test_the_guard_knows_how_many_rows_were_asked_about():
 
 def test_the_guard_refuses_a_fingerprint_that_was_not_agreed_on():
     check(Hello(5, public_fingerprint="ab"), DIMENSIONS, {"public_fingerprint": "ab"})
-    with pytest.raises(BadMessage, match=r"Hello.public_fingerprint is another one than the server's"):
+    with pytest.raises(BadMessage, match=r"Hello.public_fingerprint differs from the server's"):
         check(Hello(5, public_fingerprint="ab"), DIMENSIONS, {"public_fingerprint": "cd"})

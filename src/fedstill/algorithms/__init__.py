@@ -1,4 +1,4 @@
-"""One file an algorithm, named after it; found by class name, or `file.py:Class` for one of a user's own."""
+"""Algorithms, one file each, found by class name; `file.py:Class` names a user's own class."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ T = TypeVar("T")
 
 
 def known(base: type[T]) -> dict[str, type[T]]:
-    """Our classes of that kind, by name."""
+    """The built-in classes of this kind, by name."""
     return classes_in(sys.modules[__name__], base)
 
 
 def make(spec: str | Mapping[str, Any]) -> Algorithm:
-    """The algorithm of that name with those options; everything wrong with them is said here, in one sentence."""
+    """The algorithm with this name and these options; raises one sentence if something is wrong with them."""
     return construct(
         Algorithm, spec, partial(known, Algorithm), {Weighting: partial(known, Weighting), Chat: lambda: {"Chat": Chat}}
     )

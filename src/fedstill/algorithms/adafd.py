@@ -1,4 +1,4 @@
-"""AdaFD: teachers weighted by how well they fit, distilled both ways."""
+"""AdaFD: teachers weighted by how well they fit; server and clients distil from each other."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from fedstill.wire.replies import Replies
 class AdaFD(Algorithm):
     """Adaptive federated distillation (paper: adafd; the client's target is the server's prediction after distilling).
 
-    Beyond the paper, off by default: `per_sample`, `per_class` (finer weights, its future work) and
-    `loss_scale: label_entropy`, without which a client with nearly one class only looks like the best teacher.
+    Beyond the paper, off by default: `per_sample` and `per_class` (finer weights, its future work), and
+    `loss_scale: label_entropy`: without it, a client with rows of almost only one class looks like the best teacher.
     """
 
     weighting: Weighting = ENWC(beta=5.0)
@@ -42,7 +42,7 @@ class AdaFD(Algorithm):
 
     def __post_init__(self) -> None:
         if self.per_class and not isinstance(self.weighting, ENWC):
-            raise FedstillError("per_class weights are exponential in the loss: they go with `weighting: ENWC`.")
+            raise FedstillError("per_class weights are exponential in the loss: they need `weighting: ENWC`.")
 
     def digest(self, me: Client, answer: Answer) -> None:
         me.distill(answer.logits, distillation(self.client_loss, self.temperature))  # Eq. 5
@@ -67,7 +67,7 @@ class AdaFD(Algorithm):
         return Answer(me.predict())
 
     def teachers(self, ups: Replies[Opinion]) -> Replies[Opinion]:
-        """The opinions that are blended: centred where classes are weighed apart."""
+        """The opinions to blend: centred if each class has its own weights."""
         return ups.change("logits", lambda z: z - z.mean(-1, keepdim=True)) if self.per_class else ups
 
     def weights(self, me: Server, ups: Replies[Opinion]) -> Tensor:
@@ -97,7 +97,7 @@ class AdaFD(Algorithm):
         return f"AdaFD w/ {self.weighting.title}{finer}{scaled}"
 
     def requires(self) -> frozenset[str]:
-        """What the chosen options need besides the public set."""
+        """The public set, and what the chosen options need."""
         labelled = {"labelled"} if self.weighting.wants_labelled else set()
         counts = {"label_counts"} if self.loss_scale == "label_entropy" else set()
         return self.needs | self.weighting.needs | labelled | counts
@@ -112,7 +112,7 @@ def _seen(class_losses: list[float]) -> Tensor:
 
 
 def _by_class(beta: float, class_losses: Tensor, otherwise: Tensor) -> Tensor:
-    """w_kc ~ exp(-beta l_kc) over the clients that have the class; classes that nobody has keep w_k."""
+    """w_kc ~ exp(-beta l_kc) over the clients that have the class; classes that no client has keep w_k."""
     seen = class_losses >= 0
     scaled = torch.where(seen, -beta * class_losses, -torch.inf)
     weights = torch.where(seen.any(0), torch.softmax(scaled, 0), torch.zeros(()))
@@ -120,7 +120,7 @@ def _by_class(beta: float, class_losses: Tensor, otherwise: Tensor) -> Tensor:
 
 
 def _label_entropy(ups: Replies[Opinion]) -> Tensor:
-    """H_k of each client's own labels, floored at a tenth of the largest possible."""
+    """The entropy H_k of each client's own labels, but at least a tenth of the largest possible entropy."""
     counts = ups.label_counts
     shares = counts / counts.sum(-1, keepdim=True)
     return entropy(shares).clamp(min=0.1 * math.log(counts.shape[-1]))

@@ -16,7 +16,7 @@ from fedstill.wire.replies import Replies
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-"""Numbers as options want them; checked when an algorithm is made from an experiment."""
+"""Types of options; the limits are checked when an algorithm is made from an experiment."""
 
 Role = Literal["method", "baseline", "upper bound"]
 
@@ -24,7 +24,7 @@ Answers = Message | Mapping[str, Message] | None
 
 
 class Federation(Protocol):
-    """What an algorithm sees of an engine: the server, the clients' names, and the one crossing point."""
+    """What an algorithm sees of an engine: the server, the clients' names, and `call`, the only way to reach them."""
 
     server: Server
     clients: Mapping[str, Hello]
@@ -36,27 +36,27 @@ class Federation(Protocol):
         """Run a method of the algorithm on the active clients (or those named), each with its message."""
 
     def as_received(self, message: M) -> M:
-        """This round's answer as clients will have it: a codec may round it on the way."""
+        """This round's answer as clients will decode it: a codec may change it."""
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A method of a paper: what a client does, what the server does, what travels.
+    """A method of a paper: what a client does, what the server does, and which messages are sent.
 
-    A round is one call a client: it digests the last answer, then works and speaks. Override `round` for conversations.
+    A round calls every client once: it digests the last answer, works and replies. Conversations override `round`.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    """Of "public", "labelled", "label_counts", "pooled", "parameters" (one architecture for all): checked first."""
+    """Any of "public", "labelled", "label_counts", "pooled", "parameters" (one architecture for all): checked first."""
     has_server_model: ClassVar[bool] = True
     role: ClassVar[Role] = "method"
-    """In tables, methods are measured against the best of the baselines."""
+    """In tables, methods are compared with the best of the baselines."""
     messages: ClassVar[tuple[type[Message], ...]] = (Opinion, Answer, Done)
     codecs: ClassVar[Codecs] = Codecs()
-    """How they travel, unless the experiment's `wire:` says otherwise."""
+    """The codecs of these messages, unless the experiment's `wire:` says otherwise."""
     paper: ClassVar[str] = ""
     cost: ClassVar[str] = ""
-    """Numbers a round with one multicast down: N public samples, C classes, K clients."""
+    """Numbers sent per round, one multicast down: N public samples, C classes, K clients, P parameters."""
 
     def admit(self, me: Server) -> None:
         """Refuse, in one sentence, models that the method cannot work with; before anything runs."""
@@ -66,14 +66,14 @@ class Algorithm:
         return None
 
     def digest(self, me: Client, answer: Any) -> None:
-        """A client takes in an answer."""
+        """A client learns from an answer."""
 
     def opine(self, me: Client) -> Message:
-        """A client works and speaks."""
+        """A client works and replies."""
         raise NotImplementedError(f"{type(self).__name__} must say what a client does: define opine(self, me).")
 
     def server(self, me: Server, ups: Replies[Any]) -> Answers:
-        """The server hears everybody, works, and answers."""
+        """The server receives all replies, works, and answers."""
         raise NotImplementedError(f"{type(self).__name__} must say what the server does: define server(self, me, ups).")
 
     def round(self, fed: Federation, answer: Answers) -> Answers:
@@ -88,33 +88,33 @@ class Algorithm:
     # What a client runs when called; conversations add verbs of their own.
 
     def hello(self, me: Client, nothing: None) -> Hello:
-        """What a client says of itself before the first round."""
+        """What a client tells about itself before the first round."""
         counts = me.label_counts() if me.tells_label_counts else None
         return Hello(me.size, counts, me.kind.architecture, me.public_fingerprint)
 
     def turn(self, me: Client, answer: Message | None) -> Message:
-        """One client's part of a round: digest the answer of the round before, then speak."""
+        """One client's part of a round: digest the answer of the round before, then work and reply."""
         self._digest(me, answer)
         opinion = self.opine(me)
         me.evaluate("trained")
         return opinion
 
     def close(self, me: Client, answer: Message | None) -> Done:
-        """One client's part of the end."""
+        """One client's part after the last round."""
         self._digest(me, answer)
         return Done()
 
     def _digest(self, me: Client, answer: Message | None) -> None:
         if answer is not None:
             self.digest(me, answer)
-            if me.round > 1:  # what came before the first round is no round's result
+            if me.round > 1:  # an answer from before the first round is not a round's result
                 me.evaluate("distilled", round=me.round - 1)
 
     @property
     def title(self) -> str:
-        """How tables call this configuration."""
+        """The name of this configuration in tables."""
         return type(self).__name__
 
     def requires(self) -> frozenset[str]:
-        """`needs`, and what the chosen options need besides: `labelled: true` is such an option of many."""
+        """`needs`, and what the chosen options need: many methods have an option `labelled`."""
         return self.needs | ({"labelled"} if getattr(self, "labelled", False) else set())

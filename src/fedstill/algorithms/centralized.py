@@ -1,4 +1,4 @@
-"""Centralized: all private rows in one place; the upper bound that federation exists to avoid."""
+"""Centralized: all private rows in one place, which a federation avoids; the upper bound."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ from fedstill.wire.replies import Replies
 class CFD(Algorithm):
     """Clients restart from theta_0, distil the last labels, train with CE, send Q(p^k); the server distils the mean.
 
-    Q is the codec `quantised`, one bit a class both ways (`wire: {opinions: {name: quantised, up: 4, down: 8}}`). The
-    server distils by KL(mean_k Q(p^k) || f), going on with its own model (`restart: true`: from theta_0, as clients
-    do), and sends its own Q(p) down. Size is zlib's, not CABAC's. Messages hold probabilities.
+    Q is the codec `quantised` with one bit per class up and down (`wire: {opinions: {name: quantised, up: 4, down: 8}}`
+    changes that). The server minimises KL(mean_k Q(p^k) || f) from its last model (`restart: true`: from theta_0, as
+    clients do), and sends its own Q(p) down. Sizes are zlib's, not CABAC's. Messages hold probabilities.
     """
 
     restart: bool = False
@@ -62,7 +62,7 @@ class CFD(Algorithm):
         if self.restart:
             _restart(me)
         labels = torch.stack([said.logits for said in ups.values()]).mean(0)
-        me.distill(labels, probability_ce)  # KL but for the labels' entropy, which is constant
+        me.distill(labels, probability_ce)  # KL plus the labels' entropy, which is constant
         return Answer(me.predict().softmax(-1))
 
 

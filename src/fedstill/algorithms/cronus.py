@@ -16,15 +16,16 @@ from fedstill.wire.replies import Replies
 from fedstill.wire.robust import RobustMean, most, robust_mean
 
 TINY = 1e-8
-"""A probability whose logarithm is still a logit that models reach."""
+"""The smallest probability: its logarithm is a logit that models can reach."""
 
 
 @dataclass(frozen=True)
 class Cronus(Algorithm):
     """p^k up, their robust mean down; a client trains on its labels and on the public rows' soft labels in one phase.
 
-    That phase goes by `distill`. `mean: filter` (as in the paper) drops at most `share` of the clients on each sample,
-    `trimmed` cuts `share` of them off at each end of each class, `median` needs no share. Messages hold probabilities.
+    That phase has the settings `distill`. `mean: filter` (as in the paper) drops at most `share` of the clients on each
+    sample, `trimmed` drops `share` of them at each end of each class, `median` needs no share. Messages hold
+    probabilities.
     """
 
     mean: RobustMean = "filter"
@@ -42,14 +43,14 @@ class Cronus(Algorithm):
         me.distill(soft_labels, distillation(self.client_loss), also=me.data.train)
 
     def opine(self, me: Client) -> Opinion:
-        if me.round <= 1:  # nobody has answered yet; from then on, digesting an answer is a round's training
+        if me.round <= 1:  # there is no answer yet; in later rounds `digest` trains
             me.train()
         return Opinion(me.predict().softmax(-1))
 
     def server(self, me: Server, ups: Replies[Opinion]) -> Answer:
         if me.round <= 1 and self.mean != "median" and not most(self.share, len(ups)):
             me.notes.append(
-                f"{self.share:g} of {len(ups)} clients is nobody: their plain mean, which one liar can bend."
+                f"{self.share:g} of {len(ups)} clients is less than one: none is dropped, and the mean is not robust."
             )
         return Answer(robust_mean(self.mean, ups.column("logits"), self.share).float())
 

@@ -17,8 +17,8 @@ from fedstill.wire.replies import Replies, uniform
 class DSFL(Algorithm):
     """Entropy reduction aggregation: q = s(mean p^k / T) on probabilities, T = 0.1; all minimise KL(q||p).
 
-    Messages hold what the softmax is taken of: opinions are probabilities p^k, the answer is mean p^k / T. On logits,
-    sharpening followed by argmax would change nothing. `weights: size` counts clients by n_k, as AdaFD describes it.
+    Messages hold the inputs of a softmax: opinions are probabilities p^k, the answer is mean p^k / T. On logits,
+    sharpening followed by argmax would change nothing. `weights: size` weights clients by n_k, as AdaFD describes it.
     `labelled: true`: the server also learns from the rows whose labels it keeps (FedID, Fig. 3).
     """
 

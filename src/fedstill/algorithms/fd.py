@@ -1,4 +1,4 @@
-"""FD: clients tell each other what they answer, on average, to the rows of each label."""
+"""FD: clients exchange the means of their outputs for the rows of each label."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedstill.wire.replies import Replies
 
 @dataclass(frozen=True)
 class LabelMeans(Message):
-    """A mean output for every label, and of how many: 0 marks a label without one, whose row is zero."""
+    """A mean output for every label, and of how many outputs: 0 marks a label without any, whose mean is zero."""
 
     means: Tensor = array("labels", "labels")
     counts: Tensor = array("labels")
@@ -29,9 +29,9 @@ class LabelMeans(Message):
 class FD(Algorithm):
     """Up: F^k_y, the mean output for rows of label y; clients minimise CE + `strength` KL(G^k_y || p) on their rows.
 
-    G^k_y is the mean of F^j_y over the others that have rows of y, each counting the same; labels that no other has
-    are skipped. Outputs are taken in eval mode after training (the paper sums them up while it trains). Who sat a round
-    out has nothing in G to leave out, and who sits the next one out keeps the G it has.
+    G^k_y is the mean of F^j_y over the others that have rows of y, with equal weights; labels that no other has are
+    skipped. Outputs are computed in eval mode after training (the paper sums them up during training). For a client
+    that was not active in a round, G is the mean of all that were; one that is not active in the next keeps its old G.
     """
 
     strength: NotNegative = 0.1
@@ -79,10 +79,10 @@ def remember(me: Client, answer: LabelMeans) -> None:
 
 
 def with_label_means(me: Client, strength: float, distance: Loss) -> Loss:
-    """The client's own loss and, on rows whose label it remembers a mean of, `strength` times the distance to that."""
+    """The client's own loss plus, on rows whose label has a remembered mean, `strength` times the distance to it."""
     own = me.label_loss()
     means, counts = me.memory.arrays.get("means"), me.memory.arrays.get("counts")
-    if means is None or counts is None:  # nobody has answered yet
+    if means is None or counts is None:  # there is no answer yet
         return own
     goals, weights = means.to(me.around.device), strength * (counts > 0).to(me.around.device, torch.float32)
 

@@ -1,4 +1,4 @@
-"""FedAUX: the ensemble on auxiliary data, in which every client counts where the data looks like its own."""
+"""FedAUX: an ensemble on auxiliary data, in which a client counts more on samples that look like its own rows."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class Certainty(Message):
 class FedAUX(FedAvg):
     """theta = mean_k theta^k, then KL(s(sum_k s_k z^k / sum_k s_k) || f) with all received models on the public rows.
 
-    s_k(x), sent once, is the probability of x being the client's and not auxiliary (at least `floor`), by a logistic
+    s_k(x), sent once, is the probability that x is the client's and not auxiliary (at least `floor`), by a logistic
     regression (L2, `regularisation`) on theta_0's features of both. Features have norms of at most 1: they are divided
     by the largest norm of the public ones, and longer private ones are cut to it. (The paper's largest norm of both is
     itself private.) The auxiliary data is the public set, and theta_0 is what the server's model starts as; the paper
-    pre-trains it on the auxiliary data. `rate` is the paper's, for pretrained models: one that starts at random wants a
+    pre-trains it on the auxiliary data. `rate` is the paper's, for pretrained models: one that starts at random needs a
     larger one. Optimiser, batch and schedule are those of `distill`.
 
-    With `epsilon`, the regression's weights are sent through the Gaussian mechanism: scores, and they alone, are
-    (epsilon, delta)-differentially private for replacing one row. Its noise is proven for epsilon up to 1, and drawn
-    from the experiment's seed here, as all randomness is: whoever knows the seed can take it off.
+    With `epsilon`, the regression's weights are sent through the Gaussian mechanism: the scores, and only they,
+    are (epsilon, delta)-differentially private for replacing one row. The proof holds for epsilon up to 1. The noise is
+    drawn from the experiment's seed, like all random numbers: a person who knows the seed can remove it.
     """
 
     rate: Positive = 5e-5
@@ -65,7 +65,7 @@ class FedAUX(FedAvg):
         layers = me.model.module.modules()
         if isinstance(me.model.module, TextToText) or not any(isinstance(layer, nn.Linear) for layer in layers):
             raise FedstillError(
-                f"FedAUX: {me.model.spec} has no linear layer that sees one vector a row, whose input could be "
+                f"FedAUX: {me.model.spec} has no linear layer with one input vector per row, which would be the "
                 "features; choose a text classifier (a transformer, textcnn, bigru) or an image model."
             )
 
@@ -76,7 +76,7 @@ class FedAUX(FedAvg):
         fed.server.memory.mappings["certainty"] = {name: said.scores for name, said in replies.items()}
 
     def certify(self, me: Client, first: Parameters) -> Certainty:
-        """Take theta_0, tell the own rows from the public ones, and say how much each public one looks like them."""
+        """Take theta_0, learn to separate own rows from public ones, and score how similar each public one is."""
         me.set_parameters(first.parameters)
         module, precision = me.model.module, me.around.precision
         own, public = in_unit_ball(
@@ -89,7 +89,7 @@ class FedAUX(FedAvg):
         return Certainty((public @ weights).sigmoid().clamp(min=self.floor).float())
 
     def deviation(self, rows: int) -> float:
-        """The noise on each weight; replacing one of the rows moves the weights by the sensitivity at most."""
+        """The noise on each weight; replacing one of the rows moves the weights at most by the sensitivity."""
         if self.epsilon is None:
             return 0.0
         sensitivity = 2 / (self.regularisation * rows)
@@ -107,7 +107,7 @@ class FedAUX(FedAvg):
 
 
 def in_unit_ball(own: Tensor, public: Tensor) -> tuple[Tensor, Tensor]:
-    """Features with a constant one beside them, in float64, none longer than 1; scaled by what is public alone."""
+    """Features with a constant 1 appended, in float64, with norms of at most 1; only public rows set the scale."""
     longest = public.double().norm(dim=1).max().clamp(min=1e-12)
 
     def scaled(rows: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from fedstill.wire.replies import Replies
 class FedAvg(Algorithm):
     """theta = sum_k (n_k/n) theta^k after E epochs of cross-entropy at every client (FedID Eqs. 1-3).
 
-    Everybody starts from the server's theta_0: the mean of different random heads is nobody's model.
+    Everybody starts from the server's theta_0: the mean of heads that were initialised differently is useless.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"parameters"})

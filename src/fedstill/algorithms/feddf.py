@@ -25,9 +25,9 @@ class FedDF(Algorithm):
     """For every architecture: theta = sum_k (n_k/n) theta^k, then KL(s(mean_k z^k) || f) with all received models.
 
     The server computes the teachers' logits itself, so the public set does not travel. Its phase has a cosine schedule;
-    `rate` is 1e-3, as in the paper, for models trained from scratch, and the family's own for pretrained ones, which
-    1e-3 would destroy. Where the server keeps labelled rows, the epoch with the smallest loss on them is kept (the
-    plain average among them), and `patience` epochs without a smaller one end the phase.
+    `rate` is 1e-3, as in the paper, for models trained from scratch, and their family's default for pretrained ones,
+    which 1e-3 would destroy. Where the server keeps labelled rows, the epoch with the smallest loss on them is
+    kept (the plain average counts as one), and `patience` epochs without a smaller loss end the phase.
     """
 
     rate: Positive | None = None
@@ -61,7 +61,7 @@ class FedDF(Algorithm):
         for architecture, names in groups.items():
             own = ups.only(names)
             student: Party = me if architecture == me.model.architecture else me.model_from(None, architecture)
-            if names:  # nobody active may have the server's own architecture
+            if names:  # perhaps no active client has the server's architecture
                 student.set_parameters(own.average("parameters", own.shares))
             self._refine(student, ensemble)
             if student is not me:
@@ -78,7 +78,7 @@ class FedDF(Algorithm):
             student.set_parameters(best.parameters)
 
     def _answers(self, me: Server, clients: Mapping[str, Hello]) -> dict[str, Message]:
-        """To everybody, active or not, the model of its architecture."""
+        """For every client, active or not, the model of its architecture."""
         answers: dict[str, Message] = {}
         for architecture, names in _groups(clients).items():
             is_own = architecture == me.model.architecture

@@ -1,4 +1,4 @@
-"""FedDRS: the average of transformers, refined by pseudo-samples out of their own embeddings; no text anywhere."""
+"""FedDRS: the average of transformers, refined on pseudo-samples from their embedding space; no public data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedstill.wire.replies import Replies, average, label_counts, uniform
 
 @dataclass(frozen=True)
 class Work(Message):
-    """The student's parameters, and how many of its rows each client shall train on."""
+    """The student's parameters, and how many of its rows each client must train on."""
 
     parameters: Mapping[str, Tensor] = parameters()
     rows_wanted: int = 0
@@ -37,13 +37,13 @@ class Work(Message):
 class FedDRS(Algorithm):
     """Uniform averages, each refined by KL(p_k(theta) || p_S(theta)) on sampled embeddings (Algorithm 1, Eqs. 5 to 8).
 
-    Three `sets`: words drawn at random; embeddings that client k's model takes for labels drawn from its label
-    distribution; the same that the student misses (`strength`: lambda). `variant`: mixed (all three), ad_only,
-    post_only (`passes`, I, is 0 in rounds). In the end the last known models of all clients are averaged and refined
-    `post` (I*) times. Embeddings are averaged and never distilled; on clients they train, but for text-to-text models
-    only in round 1. `balance`: active clients draw as many rows as the smallest has, and `train.rows` at most. Our
-    readings: one step a (client, set) batch (`steps: sum`: one a pass, as the box prints), AdamW for the student, whose
-    loss is clamped in the adversary's. Images are sampled in pixel space (Table 3).
+    Three `sets`: words drawn at random; embeddings that client k's model classifies as labels drawn from its label
+    distribution; the same, but wrong for the student (`strength`: lambda). `variant`: mixed (all three), ad_only,
+    post_only (`passes`, I, is 0 in rounds). At the end the last known models of all clients are averaged and refined
+    `post` (I*) times. Embeddings are averaged and never distilled; clients train them, for text-to-text models only in
+    round 1. `balance`: active clients draw as many rows as the smallest has, and at most `train.rows`. Our readings:
+    one step per (client, set) batch (`steps: sum`: one per pass, as in Algorithm 1), AdamW for the student, whose loss
+    is clamped in the adversary's. Images are sampled in pixel space (Table 3).
     """
 
     variant: Literal["mixed", "ad_only", "post_only"] = "mixed"

@@ -18,7 +18,7 @@ class FedED(Algorithm):
     """The server minimises KL(s(sum_k (n_k/n) z^k) || f); clients begin every round from its parameters.
 
     The original also uses the labels of the public set: `labelled: true` mixes the server's labelled rows in. FedID's
-    tables do without, as here by default.
+    tables do not use them, which is the default here.
     """
 
     server_loss: Distillation = "kl"

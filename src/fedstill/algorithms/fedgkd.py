@@ -1,4 +1,4 @@
-"""FedGKD: the mean of everybody's parameters, and a mean of past global models that clients do not forget."""
+"""FedGKD: the mean of everybody's parameters; the mean of past global models is a teacher of all clients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedstill.wire.replies import Replies, average, uniform
 
 @dataclass(frozen=True)
 class GlobalModels(Message):
-    """The newest global model, and the mean of the last ones where it is another."""
+    """The newest global model, and the mean of the last ones if there are several."""
 
     newest: Mapping[str, Tensor] = parameters()
     mean: Mapping[str, Tensor] | None = parameters(optional=True)
@@ -30,9 +30,9 @@ class GlobalModels(Message):
 class FedGKD(Algorithm):
     """From theta, clients minimise CE + `strength` KL(f_teacher || f) on their own rows; theta = mean_k theta^k.
 
-    The teacher, in eval mode, is the mean of the parameters of the last `models` global models: the newest one counts,
-    and so does theta_0. In round 1 it is theta_0 itself, which then travels once. Clients count the same;
-    `weights: size` counts them by rows.
+    The teacher, in eval mode, is the mean of the parameters of the last `models` global models, including the newest
+    one and theta_0. In round 1 it is theta_0 itself, which is then sent once. Clients have equal weights;
+    `weights: size` weights them by rows.
     """
 
     models: Annotated[int, Field(ge=1)] = 5

@@ -1,4 +1,4 @@
-"""FedHe: one client after the other, whenever it is ready, compares its mean logits a label with everybody's."""
+"""FedHe: clients, one at a time, compare their mean logits for each label with the mean of all."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from fedstill.wire.replies import Replies
 class FedHe(Algorithm):
     """Up: the mean logits of the rows of each label; clients minimise CE + `strength` MSE(z, Z_y) on their rows.
 
-    Z_y is the running mean of all that was ever said of y, each report counting the same; labels that nobody has spoken
-    of are skipped. Nobody waits for anybody: a round calls its clients one at a time, in a random order, and each
-    learns from what those before it said. A client that fails therefore ends the run, whatever the quorum.
+    Z_y is the running mean of all reports on y so far, with equal weights; labels without a report are skipped. In the
+    paper clients do not wait for each other: here a round calls its clients one at a time, in a random order, and each
+    learns from the reports before its own. A client that fails therefore ends the run, whatever the quorum.
     """
 
     strength: NotNegative = 0.5

@@ -1,4 +1,4 @@
-"""FedID: the server tells its teachers, after every small step, whether their labels helped."""
+"""FedID: after every step on a public batch, the server tells its teachers whether their labels helped."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class FedID(Algorithm):
 
     As released: the server minimises sum_k (n_k/n) CE(f, argmax z^k) (`ensemble: hard`), and tells how much each step
     helped (`feedback`, feedbacks.py). Eq. 11's soft y is sum_k (n_k/n) p^k (`probabilities`) or s(sum_k (n_k/n) z^k)
-    (`logits`). `feedback: none` and `transfer: false` are Table 4's ablations. With `chunk`, so many batches go in one
-    exchange. `client_rate` is a factor on the clients' rates: weak ones run after their own votes, until all are one.
+    (`logits`). `feedback: none` and `transfer: false` are Table 4's ablations. `chunk` is the number of batches in one
+    exchange, `client_rate` a factor on the clients' rates: weak clients can collapse to one class at the full rate.
     """
 
     feedback: Literal["loss_diff", "per_client", "exact", "none"] = "loss_diff"
@@ -64,19 +64,19 @@ class FedID(Algorithm):
         ups: Replies[Any] = fed.call("practise")
         lesson = Lesson(settings.batch, steps, int(ups.sizes.sum()), NOTHING)
         for rows in self._exchanges(random, public, settings.epochs, settings.batch):
-            # Learning from one batch and speaking of the next are one call: half as many as the paper's two a batch.
-            # Who does not answer has left the conversation until the next round.
+            # Learning from one batch and predicting the next are one call: half as many as the paper's two per batch.
+            # A client that does not answer is left out until the next round.
             ups = fed.call("converse", replace(lesson, rows=rows.int()), clients=list(ups))
             lesson = self.teach(me, lesson, rows, ups, random)
         fed.call("converse", lesson, clients=list(ups))
 
     def _exchanges(self, random: Generator, public: int, epochs: int, batch: int) -> Iterator[Tensor]:
-        """Public rows, a chunk of batches at a time, in an order drawn anew every epoch."""
+        """Public rows, a chunk of batches at a time, in a new random order every epoch."""
         for _ in range(epochs):
             yield from torch.split(torch.from_numpy(random.permutation(public)), self.chunk * batch)
 
     def teach(self, me: Server, last: Lesson, rows: Tensor, ups: Replies[Scores], random: Generator) -> Lesson:
-        """A step on the ensemble of every batch of the exchange, and what each was worth."""
+        """Take a step on the ensemble of every batch of the exchange; the lesson tells how much each helped."""
         own = ups.change("logits", LABELS[self.ensemble])
         y = own.blend("logits", ups.shares)  # Eq. 10
         y = y.softmax(-1) if self.ensemble == "logits" else y
@@ -96,7 +96,7 @@ class FedID(Algorithm):
         return Done()
 
     def converse(self, me: Client, lesson: Lesson) -> Scores | Done:
-        """Learn from what was made of the last opinions, then give the next."""
+        """Learn from the lesson on the last opinions, then give the next opinions."""
         if lesson.ensemble is not None:
             self.learn(me, lesson)
         if not len(lesson.rows):
@@ -111,7 +111,7 @@ class FedID(Algorithm):
         return Scores(logits)
 
     def learn(self, me: Client, lesson: Lesson) -> None:
-        """Eq. 15, a step a batch."""
+        """Eq. 15, one step per batch."""
         asked, said = me.memory.arrays["asked"], me.memory.arrays["said"]
         rate = self.client_rate * (me.spec.distill.rate or me.model.rate)
         phase = me.phase("converse", lesson.steps, me.spec.distill.model_copy(update={"rate": rate}))

@@ -1,4 +1,4 @@
-"""FedKD (Gong 2022): one-shot; everybody trains to the end, speaks once, and the server learns."""
+"""FedKD (Gong 2022): one-shot; clients train to the end and send their logits once, then the server learns."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class FedKD(Algorithm):
     """Clients train T times E epochs (`local: last_round` for E) and send their logits once; nothing comes back.
 
     Readings of the server's step: `released` (default): MSE to sum_k (n_k/n) z^k; `text`: KL to the same, as AdaFD's
-    text says; `original`: classes weighed by n_k^c / sum_j n_j^c, logits quantised to 1/100 of the largest with Laplace
-    noise (the paper gives no scale; ours is `noise` quantisation steps), L1.
+    text says; `original`: classes weighted by n_k^c / sum_j n_j^c, logits quantised to 1/100 of the largest with
+    Laplace noise (the paper gives no scale; ours is `noise` quantisation steps), L1.
     """
 
     reading: Literal["released", "text", "original"] = "released"
@@ -43,7 +43,7 @@ class FedKD(Algorithm):
             fed.call("practise")
 
     def practise(self, me: Client, nothing: None) -> Done:
-        """Train and keep quiet."""
+        """Train, and send nothing."""
         me.train()
         me.evaluate("trained")
         return Done()
@@ -57,7 +57,7 @@ class FedKD(Algorithm):
         if self.reading == "original":
             counts = ups.label_counts
             shares = counts / counts.sum(0).clamp(min=1)
-            # A class that nobody has would get no teacher at all: there everybody counts by size.
+            # A class that no client has would get no teacher: there clients are weighted by size.
             weights = torch.where(counts.sum(0) > 0, shares, ups.shares[:, None])[:, None, :]
         else:
             weights = ups.shares
@@ -72,9 +72,9 @@ class FedKD(Algorithm):
 
     @property
     def title(self) -> str:
-        """The reading is named where it is not the default."""
+        """The reading is named if it is not the default."""
         return "FedKD" if self.reading == "released" else f"FedKD ({self.reading})"
 
     def requires(self) -> frozenset[str]:
-        """The original reading weighs classes by who has them."""
+        """The original reading needs label counts, for its weights of classes."""
         return super().requires() | ({"label_counts"} if self.reading == "original" else set())

@@ -1,4 +1,4 @@
-"""FedMD: a consensus on a few public samples a round, and no model at the server."""
+"""FedMD: every round a consensus on a few public samples, and no model at the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedstill.wire.messages import BadMessage, Done, Message, Scores, array, opi
 
 @dataclass(frozen=True)
 class Labels(Message):
-    """The classes of the public rows that the server has labels of."""
+    """The classes of the public rows whose labels the server has."""
 
     labels: Tensor = array("labelled")
 
@@ -37,8 +37,8 @@ class Consensus(Message):
 class FedMD(Algorithm):
     """Clients minimise MAE(z, mean_k z^k) on a fresh random public subset, then CE on their own rows (Algorithm 1).
 
-    Where the server has labelled rows, everybody trains on them first (`pretrain: false`: nobody does). A run ends with
-    digesting, as every method's here; the paper's last step is one more revisit.
+    Where the server has labelled rows, all clients train on them first (unless `pretrain: false`). A run ends with
+    `digest`, as with every method here; the paper ends with one more training on own rows.
     """
 
     subset: Annotated[int, Field(ge=1)] = 5000
@@ -65,13 +65,13 @@ class FedMD(Algorithm):
         return Consensus(last=rows, logits=ups.mean("logits"))  # aggregate; distributed with the next question
 
     def transfer(self, me: Client, known: Labels) -> Done:
-        """Learn the labelled public rows, before the first own training."""
+        """Train on the labelled public rows, before the first training on own rows."""
         labelled = me.data.labelled
         losses = me.train(Labelled(labelled.store, labelled.rows, known.labels.long()))
         return Done(loss=min(losses.mean))
 
     def communicate(self, me: Client, question: Consensus) -> Scores:
-        """Digest the last consensus, revisit the own rows, and speak of the next subset."""
+        """Digest the last consensus, train on own rows ("revisit"), and predict the next subset."""
         self._digest(me, question)
         me.train()
         me.evaluate("trained")

@@ -1,4 +1,4 @@
-"""FedOpt: what clients learnt, on average, is a gradient to the server's Adam."""
+"""FedOpt: the server's Adam takes the clients' mean change of parameters as its gradient."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class FedOpt(FedAvg):
     """FedAdam (Algorithm 2): D = sum_k (n_k/n) theta^k - theta, and theta += `rate` m / (sqrt(v) + `tau`).
 
     m = `beta1` m + (1 - `beta1`) D from 0, v = `beta2` v + (1 - `beta2`) D^2 from tau^2, without bias correction. The
-    paper tunes the rate (and tau) a task: 1e-2 is only a place to begin. Buffers, which have no gradient (a variance
-    may not become negative), are averaged, and integers are the first client's.
+    paper tunes the rate (and tau) for each task: 1e-2 is only a starting point. Buffers are averaged, since they have
+    no gradient (a variance must not become negative), and integers are the first client's.
     """
 
     rate: Positive = 1e-2
@@ -37,7 +37,7 @@ class FedOpt(FedAvg):
     def server(self, me: Server, ups: Replies[Parameters]) -> Parameters:
         theta = me.parameters()
         mean = ups.average("parameters", ups.shares if self.weights == "size" else uniform(len(ups)))
-        # By what is not a buffer: a parameter that two layers share has two names here, which must move together.
+        # All that are not buffers: a parameter that two layers share has two names here, and both must change.
         buffers = {name for name, _ in me.model.module.named_buffers(remove_duplicate=False)}
         first, second = (me.memory.mappings.get(moment, {}) for moment in ("m", "v"))
         m, v = {}, {}

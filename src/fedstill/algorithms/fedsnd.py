@@ -1,4 +1,4 @@
-"""FedSND: clients distil themselves, and the server distils clients into each other with noise they are sure about."""
+"""FedSND: clients distil themselves; the server distils them into each other on noise that they are sure about."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedstill.wire.replies import Replies, average, uniform
 
 @dataclass(frozen=True)
 class Noise:
-    """What one client's model is sure about: inputs, and its logits there."""
+    """Inputs that one client's model is sure about, and its logits for them."""
 
     inputs: Examples
     logits: Tensor
@@ -39,11 +39,12 @@ class Noise:
 class FedSND(Algorithm):
     """Self-distillation at the clients, noise distillation at the server, then the uniform mean (Algorithms 1 and 2).
 
-    KL has the student first in self-distillation, as printed. Eq. 9 as printed would make outputs uniform: the entropy
-    is what falls, to `target` or as far as `steps` reach, which the record says. Each half has a switch, so that the
-    paper's ablation is four configurations. Not in the paper, so ours: alpha, beta, gamma; Adam 0.1 on noise drawn from
-    N(0, 1) in pixel space, or from N(mu, sigma) of the client's word embeddings; one epoch of SGD 0.01 on the noise of
-    each teacher. `balanced` gives every class its share of the noise, against collapse onto one label.
+    In self-distillation the student is KL's first argument, as printed. Eq. 9 as printed would make outputs uniform:
+    here the entropy falls, to `target` or as far as `steps` reach, which the record says. Each half has a switch, so
+    that the paper's ablation is four configurations. The paper does not say, so ours are: alpha, beta, gamma; Adam 0.1
+    on noise drawn from N(0, 1) in pixel space, or from N(mu, sigma) of the client's word embeddings; one epoch of SGD
+    0.01 on the noise of each teacher. `balanced` gives every class its share of the noise, against collapse onto one
+    label.
     """
 
     self_distillation: bool = True
@@ -54,13 +55,13 @@ class FedSND(Algorithm):
     teacher: Literal["epoch", "round"] = "epoch"
     """When the frozen teacher M_0 is copied: Algorithm 2 does so every local epoch."""
     target: Positive = 0.01
-    """xi, the entropy that noise must fall to."""
+    """xi, the entropy at which noise is good enough."""
     steps: Annotated[int, Field(ge=1)] = 200
     noise_rate: Positive = 0.1
     noise_share: Positive = 0.5
-    """Of n_k, how many noisy samples a client's model gets."""
+    """How many noise samples are made for a client's model, as a share of n_k."""
     partners: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Of the other active models, how many teach a model."""
+    """The share of the other active models that teach a model."""
     balanced: bool = False
     rate: Positive = 0.01
 
@@ -103,7 +104,7 @@ class FedSND(Algorithm):
             with me.timed("distillation"):
                 models = self._exchange(me, models, noise)
         elif self.noise_distillation:
-            me.notes.append("one active client alone: nobody to distil its noise into.")
+            me.notes.append("only one client is active: there is no other to distil its noise into.")
         with me.timed("averaging"):
             me.set_parameters(average(models, uniform(len(models))))
         return Parameters(me.parameters())
@@ -140,7 +141,7 @@ class FedSND(Algorithm):
         return noise
 
     def _report(self, me: Server, noise: Mapping[str, Noise]) -> None:
-        """What the descent reached: the entropy, and how often each label is the noise's."""
+        """Record what the descent reached: the entropy, and how often the noise has each label."""
         reached = {name: float(entropy(own.logits.softmax(-1)).mean()) for name, own in noise.items()}
         for name, own in noise.items():
             labels = torch.bincount(own.logits.argmax(-1), minlength=len(me.model.labels)).tolist()

@@ -1,4 +1,4 @@
-"""What FedID's server measures at a step, what of it travels, and what a client adds to its loss for it."""
+"""FedID's feedbacks: what the server measures at a step, what of it is sent, and what a client adds to its loss."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ LABELS: dict[Ensemble, Callable[[Tensor], Tensor]] = {
     "probabilities": lambda z: z.softmax(-1),
     "logits": lambda z: z,
 }
-"""What of a client's logits goes into the ensemble."""
+"""The form in which a client's logits enter the ensemble."""
 NOTHING = torch.empty(0, dtype=torch.int32)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Lesson(Message):
-    """What came of the last opinions, and the public rows that the server asks about next."""
+    """What the server made of the last opinions, and the public rows that it asks about next."""
 
     batch: int
     steps: int
-    """Of the whole conversation: the schedule is laid over them."""
+    """Of the whole conversation, which the learning-rate schedule covers."""
     total: int
-    """n, the private rows of all who take part."""
+    """n, the private rows of all clients that take part."""
     rows: Tensor = array("next")
     ensemble: Tensor | None = opinions("last", "labels", optional=True)
     """Logits of y for the rows asked about last."""
@@ -51,13 +51,13 @@ class Lesson(Message):
 
 @dataclass(frozen=True)
 class Step:
-    """One batch at the server: what it learns, from whom, and the rows that the step is judged by."""
+    """One batch at the server: what it learns, from whom, and the labelled rows that judge the step."""
 
     phase: Phase
     rows: Tensor
     y: Tensor
     opinions: Replies[Scores]
-    """What of each client y is the mean of."""
+    """Each client's part of y, which is their weighted mean."""
     labelled: Labelled
 
     def take(self) -> None:
@@ -65,7 +65,7 @@ class Step:
         self.phase.step(self.rows, lambda logits: probability_ce(logits, self.y.to(logits)).mean())
 
     def slope(self) -> Tensor:
-        """The step, and dL_val/dy [B, C] through Eq. 12 as printed: a plain step with the current rate."""
+        """Take the step; returns dL_val/dy [B, C] through Eq. 12 as printed: a plain SGD step with the current rate."""
         moment = Moment.of(self.phase)
         with differentiable():
             self.take()
@@ -75,7 +75,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Heard:
-    """One batch at a client: what it said of it, and the lesson that came of it."""
+    """One batch at a client: the logits that it sent, and the lesson that followed."""
 
     client: str
     share: float
@@ -84,7 +84,7 @@ class Heard:
     number: int
     """Of the batch in the lesson."""
     rows: Tensor
-    """Of the lesson that are the batch."""
+    """The positions of the batch in the lesson."""
     said: Tensor
 
     @property
@@ -95,24 +95,24 @@ class Heard:
 
 @dataclass(frozen=True)
 class Feedback:
-    """None (Table 4, "w/o feedback"): the server steps, and clients hear nothing of it. The others derive from it."""
+    """No feedback (Table 4, "w/o feedback"): the server steps, and clients are not told. The others derive from it."""
 
     ensemble: Ensemble
 
     impossible: ClassVar[Mapping[Ensemble, str]] = {}
-    """Ensembles that it cannot go with, and why."""
+    """Ensembles that it does not work with, and why."""
 
     def __post_init__(self) -> None:
         if self.ensemble in self.impossible:
             raise FedstillError(self.impossible[self.ensemble])
 
     def measure(self, step: Step) -> Tensor:
-        """Take the step, and say what it was worth."""
+        """Take the step; returns how much it helped."""
         step.take()
         return torch.zeros(())
 
     def told(self, worth: list[Tensor], clients: Iterable[str]) -> dict[str, Any]:
-        """The fields of a lesson that carry what every batch was worth."""
+        """The fields of a lesson that tell how much every batch helped."""
         return {}
 
     def loss(self, heard: Heard, logits: Tensor) -> Tensor:
@@ -137,10 +137,10 @@ class LossDifference(Feedback):
 
 
 class PerClient(Feedback):
-    """h_k = -(n_k/n) sum_bc p^k_bc dL_val/dy_bc: what the labels of each client did."""
+    """h_k = -(n_k/n) sum_bc p^k_bc dL_val/dy_bc: the effect of each client's labels."""
 
     impossible: ClassVar[Mapping[Ensemble, str]] = {
-        "logits": "feedback: per_client goes with `ensemble: hard` or `probabilities`, which are sums over clients."
+        "logits": "feedback: per_client needs `ensemble: hard` or `probabilities`, which are sums over clients."
     }
 
     def measure(self, step: Step) -> Tensor:
@@ -159,7 +159,7 @@ class Exact(Feedback):
     """The gradient of L_val with respect to what the client put into y: p^k, or z^k."""
 
     impossible: ClassVar[Mapping[Ensemble, str]] = {
-        "hard": "feedback: exact goes with `ensemble: probabilities` or `logits`: a hard vote (argmax) has no gradient."
+        "hard": "feedback: exact needs `ensemble: probabilities` or `logits`: a hard vote (argmax) has no gradient."
     }
 
     def measure(self, step: Step) -> Tensor:
@@ -179,5 +179,5 @@ FEEDBACKS = {"loss_diff": LossDifference, "per_client": PerClient, "exact": Exac
 
 def _sent(value: T | None) -> T:
     if value is None:
-        raise BadMessage("the lesson lacks what was agreed on.")
+        raise BadMessage("the lesson lacks a field that its feedback needs.")
     return value

@@ -54,7 +54,7 @@ def statistics(client: str, loss: float, f1: float, logits: torch.Tensor) -> Sta
 
 
 def prompt(clients: Sequence[Statistics]) -> list[dict[str, str]]:
-    """The appendix's messages, with one line a client in the order given."""
+    """The appendix's messages, with one line per client in the order given."""
     query = "\n".join(_line(client) for client in clients)
     return [
         {"role": "system", "content": SYSTEM},

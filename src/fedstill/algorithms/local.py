@@ -1,4 +1,4 @@
-"""Local: everybody alone; the lower bound."""
+"""Local: every client alone; the lower bound."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedstill.wire.replies import Replies
 
 @dataclass(frozen=True)
 class Local(Algorithm):
-    """Every client trains on its own rows, T times E epochs; nothing of use travels."""
+    """Every client trains on its own rows, T times E epochs; nothing is exchanged."""
 
     has_server_model: ClassVar[bool] = False
     role: ClassVar[Role] = "baseline"

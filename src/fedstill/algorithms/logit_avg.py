@@ -15,7 +15,7 @@ from fedstill.wire.replies import Replies
 
 @dataclass(frozen=True)
 class LogitAvg(Algorithm):
-    """Everybody counts the same; server and clients distil by KL (AdaFD Eqs. 3-5).
+    """Clients have equal weights; server and clients distil by KL (AdaFD Eqs. 3-5).
 
     The authors' released code gives clients the argmax of the server's prediction instead: `client_loss: hard`.
     """

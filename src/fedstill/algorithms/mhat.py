@@ -1,4 +1,4 @@
-"""MHAT: opinions become votes, weighed by how much data stands behind them."""
+"""MHAT: opinions become votes, weighted by how much data each client has."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ class MHAT(Algorithm):
 
 
 def one_hot(logits: Tensor) -> Tensor:
-    """All on the most likely class."""
+    """1 for the most likely class, 0 for the others."""
     return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)

@@ -1,4 +1,4 @@
-"""MutualKD: a private teacher and a shared student teach each other, and the student's update travels factored."""
+"""MutualKD: a private teacher and a shared student teach each other, and the student's update is sent at low rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedstill.wire.replies import uniform
 
 @dataclass(frozen=True)
 class Student(Message):
-    """The shared student: what a round changed of it, which a codec shrinks; or the whole of it, as it is."""
+    """The shared student: its change in a round, which a codec shrinks; or all of it, unchanged."""
 
     update: Mapping[str, Tensor] | None = parameters(optional=True)
     whole: Mapping[str, Tensor] | None = None
@@ -35,9 +35,9 @@ class MutualKD(Algorithm):
 
     The teacher (`teacher: MODEL`, else of the client's own architecture) stays with its client. Our readings: the other
     model's outputs and the denominator are constants; states and attentions are compared without a learnt projection,
-    so both need the same width and heads, or are left out with a note where a model shows none. Updates travel by the
-    codec `low_rank` (`wire: {parameters: fp32}`: raw). Everybody applies the mean as it travelled down, so all hold the
-    same student; who had no part in a round gets the whole student instead of its update.
+    so both models need the same width and heads; they are left out, with a note, if a model shows none. Updates are
+    sent by the codec `low_rank` (`wire: {parameters: fp32}`: raw). Server and clients apply the mean as it was decoded,
+    so all hold the same student; a client that missed a round gets the whole student instead of the update.
     """
 
     teacher: str | None = None
@@ -51,7 +51,7 @@ class MutualKD(Algorithm):
     cost: ClassVar[str] = "(K+1) sum r(m+n+1)"
 
     def hello(self, me: Client, nothing: None) -> Hello:
-        self._teacher(me)  # a teacher that cannot be had is told before anybody trains
+        self._teacher(me)  # a teacher that cannot be built is refused before anybody trains
         return super().hello(me, nothing)
 
     def start(self, fed: Federation) -> Student:
@@ -59,7 +59,7 @@ class MutualKD(Algorithm):
 
     def digest(self, me: Client, answer: Student) -> None:
         theta = changed(me.memory.mappings["theta"], answer.update) if answer.update else dict(answer.whole or {})
-        me.memory.mappings["theta"] = theta  # the next answer speaks of this one, not of what training makes of it
+        me.memory.mappings["theta"] = theta  # the next update is relative to this, not to what training makes of it
         me.set_parameters(theta)
 
     def opine(self, me: Client) -> Student:
@@ -103,7 +103,7 @@ class MutualKD(Algorithm):
 
 
 def difference(after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What has to be added to come from one to the other; of integers, what they are now."""
+    """What must be added to `before` to get `after`; for integers, the new value."""
     return {name: value - before[name] if value.is_floating_point() else value for name, value in after.items()}
 
 
@@ -117,7 +117,7 @@ def _show_layers(me: Client, teacher: Party) -> bool:
 
 
 def _refuse_other_layers(me: Client, teacher: Party) -> None:
-    """Layers can be compared where both models show them and have the same width."""
+    """Refuse models that show their layers but differ in width or heads, since layers are compared."""
     if not _show_layers(me, teacher):
         return
     (width, heads), (own_width, own_heads) = (

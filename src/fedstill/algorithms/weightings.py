@@ -1,4 +1,4 @@
-"""How much each teacher counts: AdaFD's three answers."""
+"""AdaFD's three ways to weight teachers."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class Weighting:
     """From the clients' losses l_k [K] to weights w_k [K] that sum to one."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    """What else there must be, as an algorithm's `needs`."""
+    """What it needs, in the same words as an algorithm's `needs`."""
     wants_f1: ClassVar[bool] = False
-    """Whether clients must also say their F1 on their own validation rows."""
+    """Whether clients must also send their F1 on their own validation rows."""
 
     def __call__(self, me: Server, ups: Replies[Opinion], losses: Tensor) -> Tensor:
         raise NotImplementedError
 
     @property
     def title(self) -> str:
-        """How tables call it."""
+        """Its name in tables."""
         return type(self).__name__
 
     @property
     def wants_labelled(self) -> bool:
-        """Whether clients must also opine on the server's labelled rows."""
+        """Whether clients must also send logits for the server's labelled rows."""
         return False
 
 
@@ -75,7 +75,7 @@ class ENWC(Weighting):
         return me.memory.numbers.get("beta", self.beta) if self.learnable else self.beta
 
     def _learn(self, me: Server, ups: Replies[Opinion], losses: Tensor) -> None:
-        """Follow the gradient of the blend's cross-entropy on the labelled rows; beta stays within 0.01 and 100."""
+        """Follow the gradient of the blend's cross-entropy on the labelled rows; beta stays between 0.01 and 100."""
         opinions, labels = ups.column("labelled_logits").double(), me.labelled_rows().labels
         log_beta = torch.tensor(math.log(self.current(me)), dtype=torch.float64, requires_grad=True)
         optimiser = torch.optim.Adam([log_beta], lr=0.05)
@@ -97,13 +97,13 @@ class ENWC(Weighting):
 
     @property
     def wants_labelled(self) -> bool:
-        """Only a learnable beta looks at labels."""
+        """Only a learnable beta uses labels."""
         return self.learnable
 
 
 @dataclass(frozen=True)
 class LLMWC(Weighting):
-    """A language model returns the weights (appendix A's prompt); ENWC stands in when its answers are unusable."""
+    """A language model returns the weights (appendix A's prompt); ENWC replaces it when its answers are unusable."""
 
     chat: Chat = Chat()
     beta: NotNegative = 5.0

@@ -1,4 +1,4 @@
-"""The books of a run: what its parties measured and remarked, what crossed, and where the time went."""
+"""The books of a run: measurements, notes, bytes sent, and where the time went."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from fedstill.wire.ledger import Ledger
 
 
 class Books:
-    """Writes into the record's journal, and tells whoever watches. Any thread may write a note."""
+    """Writes to the record's journal and reports events. Any thread may write a note."""
 
     def __init__(self, journal: Journal, tell: Tell) -> None:
         self.journal, self.tell = journal, tell
         self.ledger = Ledger()
         self.lock = threading.Lock()
         self.clean: Callable[[str], str] = lambda words: words
-        """What notes go through before they are written and shown."""
+        """Applied to notes before they are written and shown."""
 
     @property
     def round(self) -> int:
-        """The round that is being written about."""
+        """The round that new lines belong to."""
         return self.ledger.round
 
     def enter(self, round: int) -> None:
-        """From now on lines are of that round."""
+        """From now on lines belong to this round."""
         self.ledger.round = round
 
     def take(self, party: str, metrics: list[dict[str, Any]], notes: list[str]) -> None:
-        """Write down what a party measured of itself (nobody speaks for another) and remarked; empties both lists."""
+        """Write a party's measurements and notes, always under its own name; empties both lists."""
         measured = [metric | {"party": party} for metric in metrics]
         self.journal.write("metrics", measured)
         for metric in measured:
@@ -42,16 +42,16 @@ class Books:
         notes.clear()
 
     def note(self, party: str, note: str) -> None:
-        """Write a sentence about a party down."""
+        """Write a sentence about a party."""
         note = self.clean(note)
         with self.lock:
             self.journal.write("log", [{"round": self.round, "party": party, "note": note}])
             self.tell(Noted(f"{party}: {note}"))
 
     def write_ledger(self) -> None:
-        """Write down what crossed."""
+        """Write the round's bytes."""
         self.journal.write("ledger", self.ledger.lines())
 
     def write_seconds(self, active: int, seconds: Mapping[str, float]) -> None:
-        """Write down where a round's time went: into the log, which differs from run to run."""
+        """Write where a round's time went: to the log, which differs between runs of the same experiment."""
         self.journal.write("log", [{"round": self.round, "active": active, "seconds": dict(seconds)}])

@@ -1,4 +1,4 @@
-"""Checkpoints: a checksummed manifest of immutable files a round boundary; the last two are kept."""
+"""Checkpoints: at the end of a round, a manifest with checksums of files that never change; the last two are kept."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class Manifest:
     """The last answer: under "" when it was one for all, else by client."""
     offsets: dict[str, int]
     bytes: dict[str, int]
-    """Crossed so far, up and down."""
+    """Sent so far, up and down."""
     seconds: float
     experiment: dict[str, Any]
     corpus: str
 
 
 def folder_of(run: Path) -> Path:
-    """Where a run's checkpoints lie."""
+    """The folder of a run's checkpoints."""
     return run / "checkpoint"
 
 
 def write(run: Path, manifest: Manifest) -> None:
-    """Write the manifest, then drop those before the last two and every file that none of the kept ones names."""
+    """Write the manifest; then delete all but the last two, and every file that neither of these names."""
     body = asdict(manifest)
     text = json.dumps({"manifest": body, "sha256": _digest(body)}, indent=1)
     write_whole(folder_of(run) / f"round-{manifest.round:05d}.json", text.encode())
@@ -45,7 +45,7 @@ def write(run: Path, manifest: Manifest) -> None:
 
 
 def latest(run: Path) -> tuple[Manifest | None, list[str]]:
-    """The newest whole checkpoint, and a sentence for every broken one; those are removed, never to be met again."""
+    """The newest whole checkpoint, and a sentence for every newer one that was broken, which is deleted."""
     passed: list[str] = []
     for path in sorted(folder_of(run).glob("round-*.json"), reverse=True):
         manifest = _read(path)
@@ -92,5 +92,5 @@ def _prune(run: Path) -> None:
 
 
 def clear(run: Path) -> None:
-    """Drop all checkpoints: the run is finished."""
+    """Delete all checkpoints: the run is finished."""
     shutil.rmtree(folder_of(run), ignore_errors=True)

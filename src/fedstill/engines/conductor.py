@@ -48,7 +48,7 @@ class Conductor:
         for number in range(after.round + 1 if after else 1, self.rounds + 1):
             answer = self.play(number, answer)
             self.books.tell(RoundDone(number, self.rounds, self.books.ledger.total))
-        self._enter(self.rounds + 1)  # so that the last digest draws what a next round's would
+        self._enter(self.rounds + 1)  # the last digest gets the random numbers of a next round
         with self.clock.spent("phases"):
             self.algorithm.finish(self, answer)
         self._close_round()
@@ -59,7 +59,7 @@ class Conductor:
         self.engine.export()
 
     def begin(self, after: Manifest | None = None) -> Answers:
-        """Everybody says hello; the answer that the first round, or the one after a checkpoint, starts from."""
+        """Greet all clients; returns the answer that the first round, or the one after a checkpoint, starts from."""
         self._enter(0)
         with self.clock.spent("phases"):
             self.engine.open()
@@ -89,11 +89,11 @@ class Conductor:
 
     @property
     def seconds(self) -> float:
-        """Time spent on this run, that before an interruption included."""
+        """Seconds spent on this run, including those before an interruption."""
         return self.seconds_before + time.monotonic() - self.started
 
     def call(self, verb: str, message: Answers = None, clients: Sequence[str] | None = None) -> Replies[Any]:
-        """Run a verb on the active clients, or those named; fails where fewer than the quorum answer usably."""
+        """Run a verb on the active clients, or those named; raises if fewer than the quorum give a usable reply."""
         with self.clock.spent("calls"):
             names = sorted(clients if clients is not None else self.active)
             messages, failures = self._exchange(verb, message, names)
@@ -108,11 +108,11 @@ class Conductor:
         return Replies(messages, self.clients, tuple(failures))
 
     def as_received(self, message: M) -> M:
-        """This round's answer as clients will have it: a codec may round it on the way."""
+        """This round's answer as clients will decode it: a codec may change it."""
         return self.crossing.as_received(message, self.round)
 
     def _exchange(self, verb: str, message: Answers, names: Sequence[str]) -> tuple[dict[str, Message], list[Failure]]:
-        """Every client's usable reply, and who did not give one."""
+        """The usable replies by client, and the failures of all other clients."""
         calls = self.crossing.calls(verb, message, names, self.round)
         with self.clock.spent("clients"):
             replies = self.engine.deliver(calls, self.round)
@@ -145,7 +145,7 @@ class Conductor:
         self.server.enter(round)
 
     def _greet_absent(self) -> None:
-        """Clients that were not there in the beginning may be there now; who does not fit is only noted."""
+        """Greet the clients that have not answered yet; one that cannot take part is only noted."""
         if absent := [name for name in self.plan.clients if name not in self.clients]:
             for name, hello in self._exchange("hello", None, absent)[0].items():
                 try:
@@ -198,7 +198,7 @@ class Conductor:
         checkpoint.write(run, manifest)
 
     def _restore(self, manifest: Manifest) -> Answers:
-        """Go back to that boundary; the answer that the next round starts from."""
+        """Restore a checkpoint; returns the answer that the next round starts from."""
         run = self.plan.folder
         self.books.ledger.reset(manifest.bytes)
         self.seconds_before = manifest.seconds
@@ -215,7 +215,7 @@ class Conductor:
 
 
 def needed(quorum: float, asked: int) -> int:
-    """How many of those who were asked must answer."""
+    """How many of the clients that were asked must answer."""
     return max(1, math.ceil(quorum * asked - 1e-9))
 
 

@@ -1,4 +1,4 @@
-"""What an engine is: it carries bytes between the server's process and the clients, and has them keep their states."""
+"""What an engine is: it carries bytes between the server's process and the clients, and saves the clients' states."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from fedstill.wire.replies import Failure
 
 
 class Engine(ABC):
-    """Never looks into what it carries."""
+    """Carries messages as bytes, and never looks into them."""
 
     def __init__(self, plan: Plan, books: Books) -> None:
         self.plan, self.books = plan, books
 
     @abstractmethod
     def deliver(self, calls: Mapping[str, bytes], round: int) -> Mapping[str, bytes | Failure]:
-        """Bring each client its call and come back with its reply, or with why there is none."""
+        """Deliver each client's call; returns its reply, or why there is none."""
 
     @abstractmethod
     def save(self, round: int) -> Mapping[str, FileReference]:
-        """Bring the clients' states after that round to disk."""
+        """Write the clients' states after this round to disk."""
 
     @abstractmethod
     def restore(self, files: Mapping[str, FileReference], round: int) -> None:
-        """Let the clients go on from those states, which are those after that round."""
+        """Restore the clients' states after this round from these files."""
 
     @abstractmethod
     def export(self) -> None:
@@ -35,9 +35,9 @@ class Engine(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of processes and files."""
+        """End processes and close files."""
 
-    # Only an engine whose clients come and go has more to do at these moments.
+    # Only an engine whose clients may come and go overrides these.
 
     def open(self) -> None:  # noqa: B027
         """Before the first call."""
@@ -46,10 +46,10 @@ class Engine(ABC):
         """Before a round; an engine may end the run here by raising."""
 
     def judge(self, answered: Collection[str], failures: Sequence[Failure]) -> None:
-        """After every call: who answered usably, and who did not."""
+        """After every call: which clients gave a usable reply, and which did not."""
         for failure in failures:
             self.books.note(failure.client, f"no usable reply: {failure.reason}")
 
     def explain(self, error: Exception) -> Exception:
-        """What ends a run in which too few clients answered."""
+        """The exception that ends a run in which too few clients answered."""
         return error

@@ -1,4 +1,4 @@
-"""A host: the clients that one process runs, what of them stays in memory, and where their time goes."""
+"""A host: the clients that one process runs, which of them stay in memory, and where their time goes."""
 
 from __future__ import annotations
 
@@ -30,31 +30,35 @@ from fedstill.wire.crossing import Crossing, Leaving
 
 
 class Host:
-    """Runs verbs on its clients. The least recently used over the limits sleep on the host, or on disk."""
+    """Runs verbs on its clients, and keeps within the memory limits.
+
+    A client is awake while it is in this process's memory. Above a limit, the least recently used clients doze (their
+    models are moved from the GPU to the host's memory) or sleep (their states are in files only).
+    """
 
     def __init__(self, plan: Plan, tell: Tell, leaving: Sequence[Leaving] = ()) -> None:
         self.plan, self.tell, self.leaving = plan, tell, leaving
         self.algorithm = plan.experiment.method
         self.awake: OrderedDict[str, Client] = OrderedDict()
         self.dozing: set[str] = set()
-        """Those of them whose models were moved from the GPU to the host."""
+        """Awake clients whose models were moved from the GPU to the host."""
         self.files: dict[str, FileReference] = {}
-        """The last state of each client that is on disk."""
+        """The last state that was written to disk, by client."""
         self.changed: set[str] = set()
         """Clients whose state is newer than their file."""
         self.closed: set[str] = set()
-        """Clients that have heard their last verb: what sleeps of them is the model in the record."""
+        """Clients after their last verb: to make room, their model is written to the record instead of their state."""
         self.before: dict[str, FileReference | None] = {}
-        """What a client whose call fails goes back to, where a round can do without it; elsewhere the run ends."""
+        """The state that a client returns to if its call fails, if the quorum allows that; otherwise the run ends."""
         self.round = 0
         self.bytes: dict[str, Counter[str]] = {}
-        """Of the clients that are awake, by kind of device."""
+        """Bytes of the awake clients, by kind of device."""
         self.meeting: set[str] = set()
-        """Clients that are at work at the same time."""
+        """Clients that are working at the same time now."""
         self.number = secrets.randbits(63)
 
     def answer(self, request: Request) -> bytes:
-        """What is asked for, as bytes."""
+        """Do what is asked; returns the reply."""
         if request.what == "call":
             return self.call(request.client, request.payload)
         if request.what == "save":
@@ -67,9 +71,9 @@ class Host:
         return b""
 
     def call(self, name: str, raw: bytes) -> bytes:
-        """Run the verb in the envelope on a client; the reply carries its metrics and notes, and a slip."""
+        """Run the verb in the envelope on a client; the reply carries its metrics and notes, and a `Slip`."""
         if name in self.closed:
-            raise FedstillError(f"{name} has closed: `close` is the last verb that a client can hear.")
+            raise FedstillError(f"{name} has closed: `close` is the last verb that a client can run.")
         started = time.perf_counter()
         client = self._wake(name)
         crossing = Crossing(self.plan.agreement, client, leaving=self.leaving)
@@ -110,13 +114,13 @@ class Host:
         )
 
     def save(self, round: int) -> dict[str, FileReference]:
-        """Bring every changed client's state to disk; the files of all clients that have one."""
+        """Write every changed client's state to disk; returns the files of all clients that have one."""
         for name in sorted(self.changed):
             self._store(name, round)
         return self.files
 
     def restore(self, files: Mapping[str, FileReference]) -> None:
-        """Go on from those files, whatever was awake before."""
+        """Continue from these files, and drop all clients in memory."""
         self.awake.clear()
         self.changed.clear()
         self.closed.clear()
@@ -131,7 +135,7 @@ class Host:
             self.files.pop(name, None)
 
     def _enter(self, client: Client, round: int) -> None:
-        """A client's state is defined at round boundaries: one that fails in a round was not there in it."""
+        """Begin a client's round; first save its state if it may fail: a client that fails misses the whole round."""
         if round != self.round:
             self.round = round
             self.before.clear()
@@ -162,7 +166,7 @@ class Host:
         return self.awake[name]
 
     def _make_room(self, except_for: str) -> None:
-        """Keep to the limits of the GPU, and then to those of the host."""
+        """Move clients away until the GPU's limit holds, and then the host's."""
         self._weigh(except_for)
         staying = self.meeting | {except_for} | {name for name, client in self.awake.items() if client.has_open_phase}
         for name in in_excess(self._bytes_on("cuda"), self.plan.device_bytes, staying):
@@ -180,7 +184,7 @@ class Host:
     def _weigh(self, name: str) -> None:
         self.bytes[name] = Counter()
         for tensor in self.awake[name].tensors():
-            # Torch gives out pinned memory in powers of two.
+            # Torch allocates pinned memory in powers of two.
             own = 1 << (tensor.nbytes - 1).bit_length() if name in self.dozing else tensor.nbytes
             self.bytes[name][tensor.device.type] += own
 
@@ -193,7 +197,7 @@ class Host:
 
 
 def in_excess(bytes: Mapping[str, int], limit: int | None, staying: Collection[str]) -> list[str]:
-    """Who must go, in the given order, for the others to fit; those who are staying never do."""
+    """The clients to move away, in the given order, until the others fit; never those that are staying."""
     left, going = sum(bytes.values()), []
     for name, own in bytes.items():
         if limit is not None and left > limit and name not in staying:
@@ -203,14 +207,14 @@ def in_excess(bytes: Mapping[str, int], limit: int | None, staying: Collection[s
 
 
 def write_state(run: Path, party: Party, round: int) -> FileReference:
-    """A party's state as its own immutable file (party, round)."""
+    """Write a party's state to its own file, named after party and round, which never changes."""
     return FileReference.write(
         folder_of(run), f"state/{file_name(party.name)}.{round}.safetensors", save(party.state())
     )
 
 
 def read_state(run: Path, reference: FileReference) -> dict[str, torch.Tensor]:
-    """A state from its file, if it is what was written."""
+    """The state in a file; raises if the file has changed since it was written."""
     data = reference.read(folder_of(run))
     if data is None:
         raise FedstillError(

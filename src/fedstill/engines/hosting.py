@@ -1,4 +1,4 @@
-"""How a host is spoken to, wherever it lives: a request in, a reply or a reason out, and progress on the way."""
+"""How to talk to a host, wherever it runs: a request in, progress and then a reply or a reason out."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Request:
 
     @classmethod
     def of(cls, header: Mapping[str, Any], payload: bytes) -> Request:
-        """The request again."""
+        """The request with this header and payload."""
         return cls(header["what"], header["client"], header["round"], payload)
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a request came to nothing."""
+    """Why a request failed."""
 
     sentence: str
 
@@ -49,35 +49,35 @@ Answer = Callable[[Request], bytes]
 
 
 def outcome(answer: Answer, request: Request) -> Outcome:
-    """What comes of a request: the method's own code may raise anything, and the round decides what that means."""
+    """The reply to a request, or why it failed: a method's code may raise anything, which must not end this process."""
     try:
         return answer(request)
     except FedstillError as error:
         return Reason(str(error))
     except Exception as error:
         if request.what in ("save", "restore"):
-            raise  # a disk that cannot be used is no client's failure
+            raise  # a disk that cannot be used is not a client's failure
         return Reason(in_words(error))
 
 
 def in_words(error: Exception) -> str:
-    """An exception that nobody foresaw, with the line that raised it."""
+    """An unexpected exception in words, with the line that raised it."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} in {Path(last.filename).name}:{last.lineno}: {error}"
 
 
 class Pipe:
-    """The asking end: one request at a time. Raises EOFError or OSError when the other end is gone."""
+    """The end that sends requests, one at a time. Raises EOFError or OSError when the other end is gone."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
 
     def send(self, request: Request) -> None:
-        """Ask."""
+        """Send a request."""
         self.connection.send_bytes(frame(request.header, request.payload))
 
     def hear(self) -> Outcome | Event:
-        """What comes next: progress, or what came of the request."""
+        """Wait for what comes next: progress, or the outcome of the request."""
         header, payload = unframe(self.connection.recv_bytes())
         if header["kind"] == "progress":
             return from_json(header["event"])
@@ -85,9 +85,9 @@ class Pipe:
 
 
 def serve(connection: Connection, make: Callable[[Tell], Callable[[Request], Outcome]]) -> None:
-    """The answering end: requests one after the other until the connection closes.
+    """The end that answers requests, one after the other, until the connection closes.
 
-    `make` is given where to tell of progress, from any thread, and returns what answers.
+    `make` receives the function that reports progress, from any thread, and returns the one that answers requests.
     """
     lock = threading.Lock()
 

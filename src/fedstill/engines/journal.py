@@ -1,4 +1,4 @@
-"""The journal: the record's growing files, cut back to a round boundary when a run goes on."""
+"""The journal: the record's growing files, cut back to the last checkpoint when a run is resumed."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Journal:
         self.files[kind].flush()
 
     def offsets(self) -> dict[str, int]:
-        """How long the files are now, safely on disk."""
+        """The lengths of the files, after everything written is safely on disk."""
         for file in self.files.values():
             file.flush()
             os.fsync(file.fileno())
         return {kind: os.fstat(file.fileno()).st_size for kind, file in self.files.items()}
 
     def cut(self, offsets: Mapping[str, int]) -> None:
-        """Forget what was written after those lengths: the interrupted round is repeated."""
+        """Cut the files, except the log, to these lengths: the interrupted round is repeated."""
         for kind, file in self.files.items():
             if kind != "log":
                 file.truncate(offsets.get(kind, 0))

@@ -63,7 +63,7 @@ class LocalEngine(SharingEngine["_Where"]):
 
 
 class _Worker:
-    """A host in a process of its own."""
+    """A host in its own process."""
 
     def __init__(self, plan: Plan, workers: int, tell: Tell) -> None:
         self.is_busy = False
@@ -108,8 +108,8 @@ _Where = Host | _Worker
 
 
 def _live(connection: Connection, plan: Plan) -> None:
-    """A worker's life."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
+    """What a worker process runs."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=follow_parent, daemon=True).start()
     torch.set_num_threads(plan.experiment.threads)

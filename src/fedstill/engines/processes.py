@@ -1,4 +1,4 @@
-"""Processes of our own: started alike, and gone when whoever started them is gone."""
+"""Child processes: all are started in the same way, and end when their parent ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STOP_S = 3.0
 
 
 def context(preload: Sequence[str]) -> Any:
-    """How processes start: from a server that has these modules loaded already, where the system has such a thing."""
+    """How processes start: from a fork server that has already loaded these modules, if the system supports it."""
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     found: Any = multiprocessing.get_context(method)
     if method == "forkserver":
@@ -24,7 +24,7 @@ def context(preload: Sequence[str]) -> Any:
 
 
 def _start_server() -> None:
-    """Deaf to Ctrl-C from its first moment on, as are all that it starts: it reaches the whole group."""
+    """With SIGINT blocked, also in its children: Ctrl-C reaches all processes, and the parent decides."""
     resource_tracker.ensure_running()  # first, because it unblocks the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -34,7 +34,7 @@ def _start_server() -> None:
 
 
 def stop(processes: Sequence[Any]) -> None:
-    """End them, kindly at first."""
+    """Terminate the processes, and kill those that do not end."""
     for process in processes:
         process.terminate()
     for process in processes:
@@ -49,7 +49,7 @@ def how_it_died(code: int | None) -> str:
 
 
 def follow_parent() -> None:
-    """Die with the parent, however it dies."""
+    """End this process when its parent ends, for whatever reason."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -1,8 +1,8 @@
-"""The ranks that torchrun starts: rank 0 conducts, the others follow it until it dismisses them.
+"""The ranks that torchrun starts: rank 0 conducts the run, the others work for it until it dismisses them.
 
-Messages are words as JSON and bytes, over gloo, so that GPUs need nothing in common. A process that dies closes its
-connections, which is noticed at once; a machine that is gone does not, so everybody gives a sign of life every few
-seconds. Nothing limits how long a client may work.
+A message is a JSON list (`words`) and bytes. It is sent over gloo, so ranks may have different GPUs or none. When a
+process dies, its connections close, which is noticed at once; when a machine is lost they do not, so every rank gives a
+sign of life every few seconds. Nothing limits how long a client may work.
 """
 
 from __future__ import annotations
@@ -31,23 +31,24 @@ from fedstill.engines.hosting import Outcome, Reason, Request, in_words
 
 BEAT_S = 5.0
 SILENCE_S = 300.0
-"""Without a sign of life from a rank, it counts as lost."""
+"""After this time without a sign of life a rank counts as lost."""
 FOREVER = timedelta(days=365)
 OBEY_S = 10.0
-"""How long a signal leaves rank 0 to dismiss a rank in good order before that one ends by itself."""
+"""How long a rank that gets a signal waits for rank 0 to dismiss it before it ends by itself."""
 LEAVE_S = 5.0
 NOTICE_S = 0.5
-"""torchrun ends everybody as soon as a rank dies: its signal may overtake the news of who it was."""
+"""How long rank 0 waits, after a signal, for the news that a rank died: torchrun then ends all ranks, and its signal
+may come before the news."""
 
 SAME = -1
-"""Instead of a length: the bytes are those of the last message that had some."""
+"""Instead of a length: the bytes are the same as in the last message that had bytes."""
 
 current: FirstRank | None = None
-"""In rank 0 of a command that torchrun started."""
+"""Set in rank 0 of a command that torchrun started."""
 
 
 class LostRank(FedstillError):
-    """A rank is gone, and with it the round."""
+    """A rank is gone, so the round cannot be finished."""
 
 
 @dataclass(frozen=True)
@@ -62,29 +63,29 @@ class Place:
 
     @classmethod
     def here(cls) -> Place:
-        """From what torchrun put into the environment."""
+        """From the environment variables that torchrun sets."""
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
         return cls(*(int(os.environ[name]) for name in names))
 
     def device(self, wanted: str) -> str:
-        """The machine's GPUs in turn, unless a particular one was asked for."""
+        """This rank's device: ranks take the machine's GPUs in turn, unless a particular device is wanted."""
         if wanted in ("auto", "cuda") and torch.cuda.is_available():
             return f"cuda:{self.local_rank % torch.cuda.device_count()}"
         return wanted
 
     def command(self, words: str) -> str:
-        """How a person starts these ranks on a fedstill command."""
+        """The command line that runs a fedstill command on these ranks."""
         machines = f"--nnodes {self.machines} ... " if self.machines > 1 else ""
         return f"torchrun {machines}--nproc-per-node {self.local_ranks} -m fedstill {words}"
 
 
 def command(words: str) -> str:
-    """A fedstill command as this process was started."""
+    """The command line of a fedstill command, with torchrun if this process was started by it."""
     return f"fedstill {words}" if current is None else current.place.command(words)
 
 
 def loss() -> LostRank | None:
-    """The rank whose death is behind a signal that has just come, if one is."""
+    """The lost rank that caused the signal which has just come, if one did."""
     if current is None:
         return None
     until = time.monotonic() + NOTICE_S
@@ -94,9 +95,9 @@ def loss() -> LostRank | None:
 
 
 class RankLine:
-    """Messages between this rank and another one, in order, on threads of their own.
+    """Sends and receives messages between this rank and another one, in order, in its own threads.
 
-    A signal interrupts the main thread anywhere, and half a message would be the end of the line.
+    A signal can interrupt the main thread anywhere, and after half a message nothing more could be understood.
     """
 
     def __init__(self, rank: int, heard: Callable[[list[Any], bytes], None], broke: Callable[[str], None]) -> None:
@@ -111,11 +112,11 @@ class RankLine:
             threading.Thread(target=task, daemon=True).start()
 
     def send(self, words: list[Any], raw: bytes = b"") -> None:
-        """Have it sent; whether the other one is still there is the listener's to notice."""
+        """Queue a message; the listener notices if the other rank is gone."""
         self.outbox.put((words, raw))
 
     def close(self) -> None:
-        """Nothing that happens from now on is a loss."""
+        """From now on a closed connection is not a loss."""
         self.is_over.set()
 
     def _listen(self) -> None:
@@ -128,9 +129,9 @@ class RankLine:
                 if length > 0:
                     self.received = self._receive(torch.empty(length, dtype=torch.uint8)).numpy().tobytes()
                 self.heard(json.loads(said), self.received if length else b"")
-        except RuntimeError:  # gloo's for a closed connection
+        except RuntimeError:  # what gloo raises for a closed connection
             self._break("its process ended")
-        except Exception as error:  # whatever it is, nothing more will be heard on this line
+        except Exception as error:  # after any error nothing more can be received
             self._break(in_words(error))
 
     def _receive(self, room: torch.Tensor) -> torch.Tensor:
@@ -141,7 +142,7 @@ class RankLine:
         return room
 
     def _speak(self) -> None:
-        """What there is to say, else a sign of life."""
+        """Send queued messages, and a sign of life when there are none."""
         with suppress(RuntimeError):
             while True:
                 try:
@@ -160,7 +161,7 @@ class RankLine:
                     self.sent = raw
 
     def _watch(self) -> None:
-        """On its own: gloo sends nothing, and waits, until the other side receives."""
+        """Notice silence, in a thread of its own: `_speak` blocks until the other side receives."""
         while not self.is_over.wait(BEAT_S):
             if time.monotonic() - self.heard_at > SILENCE_S:
                 self._break(f"nothing was heard of it for {SILENCE_S:.0f} s")
@@ -176,7 +177,7 @@ def _tensor(raw: bytes) -> torch.Tensor:
 
 
 class FirstRank:
-    """Rank 0's side: gives the others their work and hears of their deaths."""
+    """Rank 0's side: gives the others their work and notices when one is lost."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -193,9 +194,9 @@ class FirstRank:
     def work(
         self, requests: Mapping[int, deque[Request]], own: Callable[[Request], Outcome]
     ) -> Iterator[tuple[Request, Outcome]]:
-        """Keep every rank busy, this one too, until its queue is empty; yields requests with their outcome."""
+        """Keep every rank busy, this one too, until its queue is empty; yields requests with their outcomes."""
         with self.changing:
-            self.turn += 1  # what is still under way from a call that failed is nobody's any more
+            self.turn += 1  # late replies to a call that failed are ignored
             self.todo = {rank: deque(requests.get(rank, ())) for rank in self.lines}
             left = sum(map(len, self.todo.values()))
         for rank in self.lines:
@@ -217,18 +218,18 @@ class FirstRank:
             raise self.loss()
 
     def loss(self) -> LostRank:
-        """Who is gone, in words."""
+        """The exception that says which rank is gone."""
         rank, how = next(iter(self.lost.items()))
         return LostRank(f"rank {rank} of {self.place.ranks} was lost: {how}.")
 
     def stop(self, signum: int, frame: object) -> None:
-        """On a signal: stop once, and not while the run ends already."""
+        """On a signal: stop the run, once, and not if it is ending already."""
         if not self.is_stopping:
             self.is_stopping = True
             raise KeyboardInterrupt(signum)
 
     def dismiss(self, code: int) -> bool:
-        """Let everybody end with that code; whether all did."""
+        """Tell all ranks to end with this code; returns whether all did."""
         for line in self.lines.values():
             line.close()
         present = [line for rank, line in self.lines.items() if rank not in self.lost]
@@ -257,7 +258,7 @@ class FirstRank:
         return RankLine(rank, heard, broke)
 
     def _next(self, rank: int) -> None:
-        """One request at a time: a rank need not hold what it does not work on yet."""
+        """Send a rank its next request; one at a time, so that it need not hold requests that wait."""
         with self.changing:
             if not self.todo[rank]:
                 return
@@ -267,7 +268,7 @@ class FirstRank:
 
 
 class Follower:
-    """The side of every other rank: requests one after the other until rank 0 dismisses it, or is gone."""
+    """The side of every other rank: answers requests, one after the other, until rank 0 dismisses it or is gone."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -286,7 +287,7 @@ class Follower:
             self.line.send([kind, turn], raw)
 
     def tell(self, event: Event) -> None:
-        """Progress, for whoever looks at rank 0."""
+        """Report progress to rank 0."""
         self.line.send(["progress", to_json(event)])
 
     def _heard(self, words: list[Any], raw: bytes) -> None:
@@ -296,13 +297,13 @@ class Follower:
         self.requests.put((turn, Request.of(header, raw)))
 
     def _end(self, reason: str) -> None:
-        """Rank 0 is gone, which one of the others says."""
+        """Rank 0 is gone: rank 1 prints that, and all others end silently."""
         if self.place.rank == 1:
             print(f"error: rank 0, which conducts the run, was lost. {self.advice}", file=sys.stderr)
         _exit(1)
 
     def _end_soon(self, signum: int, frame: object) -> None:
-        """torchrun signals to everybody at once: rank 0 is to notice first that the run stops, not that a rank died."""
+        """torchrun signals all ranks at once: wait, so that rank 0 sees a run that stops, and not a rank that died."""
         timer = threading.Timer(OBEY_S, _exit, [1])
         timer.daemon = True
         timer.start()
@@ -316,13 +317,13 @@ def _exit(code: int) -> None:
 
 
 def join(place: Place) -> None:
-    """Find the other ranks."""
+    """Connect to the other ranks."""
     if place.ranks == 1:
         return
     if place.machines == 1 and "lo" in (name for _, name in socket.if_nameindex()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nothing needs to leave the machine
     try:
-        # gloo's own timeout closes all connections, so that it comes after ours, which tells who it was.
+        # gloo's own timeout closes all connections, so it must come after ours, which tells the lost rank.
         dist.init_process_group("gloo", timeout=timedelta(seconds=2 * SILENCE_S))
     except RuntimeError as error:
         raise FedstillError(
@@ -333,7 +334,7 @@ def join(place: Place) -> None:
 
 @contextmanager
 def conducting(place: Place) -> Iterator[None]:
-    """Inside, rank 0 has the others at its disposal; afterwards they end as it does."""
+    """Inside, rank 0 can give the others work; afterwards they end with its exit code."""
     global current
     current = FirstRank(place)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -347,6 +348,6 @@ def conducting(place: Place) -> Iterator[None]:
         raise
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # the first rank that ends has torchrun end the others
+            signal.signal(number, signal.SIG_IGN)  # when the first rank ends, torchrun signals the others
         if not current.dismiss(code):
-            _exit(code)  # gloo aborts where Python's own end meets a thread that waits for a rank
+            _exit(code)  # on a normal exit gloo would abort, because a thread still waits for a rank

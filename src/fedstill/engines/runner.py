@@ -1,4 +1,4 @@
-"""Running an experiment from beginning to end, or on from where it stopped."""
+"""Runs an experiment from the beginning, or continues one that was interrupted."""
 
 from __future__ import annotations
 
@@ -44,13 +44,15 @@ def run(
     with stopping_on_sigterm(), _explaining(folder):
         experiment, plan, corpus = prepare(experiment, folder.resolve())
         write_whole(folder / "partition.safetensors", save(plan.partition.to_arrays()))
-        write_whole(folder / "experiment.yaml", experiment.to_yaml().encode())  # last: from here on there is a run
+        write_whole(
+            folder / "experiment.yaml", experiment.to_yaml().encode()
+        )  # last: a folder with this file holds a run
         tell(begun(plan, None, _hosts(plan), corpus.counts))
         return conduct(plan, folder, tell, None, make)
 
 
 def resume(folder: str | Path, tell: Tell = tell_nobody) -> Record:
-    """Go on with an interrupted run; its end is the one it would have had."""
+    """Go on with an interrupted run; the results are the same as without the interruption."""
     folder = Path(folder)
     if not (folder / "experiment.yaml").exists():
         raise FedstillError(f"{folder} holds no run to go on with: there is no experiment.yaml in it.")
@@ -72,7 +74,7 @@ def resume(folder: str | Path, tell: Tell = tell_nobody) -> Record:
 
 
 def begin_or_finish(experiment: Experiment, folder: Path, force: bool = False, tell: Tell = tell_nobody) -> Record:
-    """Run an experiment, or go on with it where it was begun in that folder; what is finished stays as it is."""
+    """Run an experiment, or go on with it if it was begun in this folder; a finished run is left as it is."""
     if force or differences(experiment, folder) != []:
         return run(experiment, folder, force, tell)
     if not Record(folder).is_finished:
@@ -82,7 +84,7 @@ def begin_or_finish(experiment: Experiment, folder: Path, force: bool = False, t
 
 
 def differences(experiment: Experiment, folder: Path) -> list[str] | None:
-    """Keys in which the experiment that was begun in that folder is another one; None where none was."""
+    """The keys in which the experiment differs from the one that was begun in this folder; None if none was."""
     if not (folder / "experiment.yaml").exists():
         return None
     there = load_experiment(folder / "experiment.yaml").model_dump(mode="json")
@@ -91,7 +93,7 @@ def differences(experiment: Experiment, folder: Path) -> list[str] | None:
 
 
 def follow(place: Place) -> None:
-    """What every rank but 0 does under torchrun, until rank 0 ends."""
+    """What every rank except 0 does under torchrun, until rank 0 ends."""
 
     def plan_of(folder: Path) -> Plan:
         return prepare(load_experiment(folder / "experiment.yaml"), folder)[1]
@@ -127,7 +129,7 @@ def _hosts(plan: Plan) -> str:
 
 
 def begun(plan: Plan, after: Manifest | None, hosts: str, counts: Mapping[str, int] | None = None) -> Begun:
-    """What is told when the rounds begin; `hosts` is what the clients are spread over, in words."""
+    """The event for the start of the rounds; `hosts` says in words what the clients are spread over."""
     models = {SERVER: plan.server.model, **{name: spec.model for name, spec in plan.clients.items()}}
     return Begun(
         rounds=plan.experiment.rounds,
@@ -143,7 +145,7 @@ def begun(plan: Plan, after: Manifest | None, hosts: str, counts: Mapping[str, i
 
 
 def _what_counts(experiment: dict[str, Any]) -> dict[str, Any]:
-    """Without the engine, which the numbers do not depend on."""
+    """The experiment without its engine, on which the numbers do not depend."""
     return {key: value for key, value in experiment.items() if key != "engine"}
 
 
@@ -157,19 +159,19 @@ def _make_room(folder: Path, force: bool, experiment: Experiment) -> None:
     if changed := differences(experiment, folder):
         raise FedstillError(
             f"{folder} holds an unfinished run of another experiment (it differs in {', '.join(changed[:3])}); start "
-            "anew with --force, or choose another folder with --out."
+            "again with --force, or choose another folder with --out."
         )
     if (folder / "experiment.yaml").exists():
         raise FedstillError(
-            f"{folder} holds an unfinished run; go on with `{ranks.command(f'run --resume {folder}')}`, or over with "
-            "--force."
+            f"{folder} holds an unfinished run; go on with `{ranks.command(f'run --resume {folder}')}`, or start "
+            "again with --force."
         )
     if folder.is_dir() and any(not path.name.startswith(".writing-") for path in folder.iterdir()):
         raise FedstillError(f"{folder} is not empty and holds no run; choose another folder with --out.")
 
 
 def refuse_changes(folder: Path, manifest: Manifest, plan: Plan) -> None:
-    """Refuse to go on with another experiment or corpus than the checkpoint's."""
+    """Refuse to go on if experiment or corpus are not the checkpoint's."""
     changed = changed_keys(_what_counts(manifest.experiment), _what_counts(plan.experiment.model_dump(mode="json")))
     if changed:
         raise FedstillError(
@@ -184,7 +186,7 @@ def refuse_changes(folder: Path, manifest: Manifest, plan: Plan) -> None:
 
 @contextmanager
 def _explaining(folder: Path) -> Iterator[None]:
-    """A full disk or a read-only folder as a sentence; the last checkpoint is whole in any case."""
+    """Turn disk errors (full, read-only) into a sentence; the last checkpoint is whole in any case."""
     try:
         yield
     except OSError as error:
@@ -193,13 +195,13 @@ def _explaining(folder: Path) -> Iterator[None]:
         where = f"{error.filename or folder} cannot be used ({os.strerror(error.errno)})."
         begun = (folder / "experiment.yaml").exists()
         again = ranks.command(f"run --resume {folder}")
-        advice = f" Mend that, then go on with `{again}`; the last checkpoint is whole."
+        advice = f" Fix that, then go on with `{again}`; the last checkpoint is whole."
         raise FedstillError(where + (advice if begun else "")) from error
 
 
 @contextmanager
 def stopping_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does; among ranks it does anyway."""
+    """SIGTERM ends a run as Ctrl-C does; ranks handle both signals themselves."""
     if ranks.current is not None or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -17,33 +17,33 @@ FORM = struct.Struct("<ddQ")
 
 @dataclass(frozen=True)
 class Slip:
-    """What a call took inside a host: in the method's own verb, and in waking its client and putting others to sleep.
+    """The seconds of a call inside a host: for the method's verb, and for loading its client and moving others away.
 
-    It is stuck to the end of the reply and is no part of it: the ledger does not count it.
+    It is appended to the reply but is not part of it: the ledger does not count it.
     """
 
     phases_s: float
     state_s: float
     host: int
-    """Equal for calls that waited for each other."""
+    """The host's number: calls of one host run one after the other."""
 
     def stick(self, reply: bytes) -> bytes:
-        """The reply with the slip on it."""
+        """The reply with the slip appended."""
         return reply + FORM.pack(self.phases_s, self.state_s, self.host)
 
     @classmethod
     def take_off(cls, raw: bytes) -> tuple[bytes, Slip]:
-        """The reply, and the slip that was on it."""
+        """The reply without its slip, and the slip."""
         if len(raw) < FORM.size:
             raise BadMessage(f"a reply of {len(raw)} bytes.")
         slip = cls(*FORM.unpack(raw[-FORM.size :]))
         if not math.isfinite(slip.phases_s + slip.state_s):
-            raise BadMessage("a reply that took no finite time.")
+            raise BadMessage("a reply whose time is not a finite number.")
         return raw[: -FORM.size], slip
 
 
 class Seconds:
-    """Of one round, from the end of the one before."""
+    """The seconds of one round, counted from the end of the one before."""
 
     def __init__(self) -> None:
         self.began = time.perf_counter()
@@ -51,7 +51,7 @@ class Seconds:
 
     @contextmanager
     def spent(self, what: str) -> Iterator[None]:
-        """Count the time inside under a name; not that of calls, which their slips tell."""
+        """Add the time inside to a name, without that of calls, which is in their slips."""
         started, called = time.perf_counter(), self.sums["calls"]
         try:
             yield
@@ -59,7 +59,7 @@ class Seconds:
             self.sums[what] += time.perf_counter() - started - (self.sums["calls"] - called)
 
     def account(self, slips: Sequence[Slip]) -> None:
-        """A call takes as long as the busiest host works; the hosts wait for it, `idle` seconds in the mean."""
+        """Add a call's time, which is the busiest host's; `idle` is how long the hosts wait for that one on average."""
         busy: dict[int, tuple[float, float]] = {}
         for slip in slips:
             phases_s, state_s = busy.get(slip.host, (0.0, 0.0))
@@ -71,7 +71,7 @@ class Seconds:
             self.sums["idle"] += sum(most) - sum(map(sum, busy.values())) / len(busy)
 
     def end(self, server: Mapping[str, float]) -> dict[str, float]:
-        """The round's line: `phases`, `state` and `rest` make up the `total`; the others say more of them."""
+        """The round's line: `phases`, `state` and `rest` make up the `total`; the other values are details."""
         now, sums = time.perf_counter(), self.sums
         building = server.get("building", 0.0)
         phases, state, total = sums["phases"] - building, sums["state"] + building, now - self.began

@@ -1,4 +1,4 @@
-"""Clients shared out over hosts: what the engines of a simulation do the same way."""
+"""Clients spread over hosts: what the engines of a simulation have in common."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from fedstill.plan.plan import Plan
 from fedstill.wire.replies import Failure
 
 Where = TypeVar("Where")
-"""What stands for a host: a worker, a rank."""
+"""How an engine identifies a host: a worker, a rank."""
 
 
 class SharingEngine(Engine, Generic[Where]):
-    """Every host runs a share of the clients; an engine of its own says how requests reach a host."""
+    """Every host runs a share of the clients; subclasses say how requests reach a host."""
 
     hosts: Sequence[Where]
     host_of: Mapping[str, Where]
 
     @abstractmethod
     def work(self, requests: Mapping[Where, deque[Request]]) -> Iterator[tuple[Request, Outcome]]:
-        """Keep every host busy until its queue is empty; yields requests with what came of them."""
+        """Keep every host busy until its queue is empty; yields requests with their outcomes."""
 
     def deliver(self, calls: Mapping[str, bytes], round: int) -> Mapping[str, bytes | Failure]:
         requests: dict[Where, deque[Request]] = {host: deque() for host in self.hosts}
@@ -64,19 +64,19 @@ class SharingEngine(Engine, Generic[Where]):
         self._order(orders)
 
     def _order(self, requests: Mapping[Where, list[Request]]) -> list[bytes]:
-        """Work in which nothing may fail."""
+        """Send requests that must all succeed; returns their replies."""
         replies = []
         for _, came in self.work({host: deque(orders) for host, orders in requests.items()}):
             if isinstance(came, Reason):
                 raise FedstillError(
-                    f"{came.sentence} The last checkpoint is whole: mend that, then go on with --resume."
+                    f"{came.sentence} The last checkpoint is whole: fix that, then go on with --resume."
                 )
             replies.append(came)
         return replies
 
 
 def share_out(plan: Plan, most: int) -> list[list[str]]:
-    """Which clients each of at most so many hosts runs: the costliest first, each to whoever has least to do."""
+    """The clients of each of at most `most` hosts: the costliest client first, each to the host with the least work."""
     work = {
         name: cost(spec.model)
         * (len(plan.partition.train[name]) * spec.train.epochs + len(plan.partition.public) * spec.distill.epochs)
@@ -92,7 +92,7 @@ def share_out(plan: Plan, most: int) -> list[list[str]]:
 
 
 def answer_all(host: Host, requests: Sequence[Request]) -> Iterator[tuple[Request, Outcome]]:
-    """What a host replies to all of them; clients that can learn on a card at once do."""
+    """Requests with a host's outcomes; clients that can learn on a GPU at the same time do."""
     for start in range(0, len(requests), host.at_once):
         group = requests[start : start + host.at_once]
         host.meeting = {request.client for request in group}

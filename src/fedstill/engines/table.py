@@ -1,4 +1,4 @@
-"""Engines by name: how a run gets one in this process, and what to do where that is impossible."""
+"""Engines by name: how one is made in this process, and what the user can do where that is impossible."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ MakeEngine = Callable[[Plan, Books], Engine]
 
 @dataclass(frozen=True)
 class EngineEntry:
-    """What there is to know about an engine."""
+    """How an engine is made, and what the user can do where it cannot be."""
 
     maker: Callable[[], MakeEngine | None]
-    """Says how the engine is made in this process, or None where it cannot be."""
+    """Returns how the engine is made in this process, or None if it cannot be."""
     to_begin: str = ""
-    """What to do then, to begin a run."""
+    """What the user can do then to begin a run."""
     to_go_on: str = ""
-    """And to go on with the one in `{folder}`."""
+    """What the user can do then to go on with the run in `{folder}`."""
 
 
 def ranks_at_work(engine: str) -> int:
-    """How many ranks host the clients; 0 where workers do, which a single rank prefers unless told otherwise."""
+    """How many ranks host the clients; 0 where workers do, as under a single rank unless `engine: torchrun`."""
     count = 0 if ranks.current is None else ranks.current.place.ranks
     return 0 if count == 1 and engine == "local" else count
 
@@ -59,7 +59,7 @@ ENGINES = {
         lambda: None,
         "engine: flare is a federation of organisations: `fedstill federation submit` runs it, and `fedstill "
         "federation rehearse` tries it on one machine. With engine=local it is simulated; the numbers are the same.",
-        "{folder} is a federation's: `fedstill federation submit` goes on with it at the centre.",
+        "{folder} is the run of a federation: `fedstill federation submit` goes on with it at the centre.",
     ),
 }
 

@@ -31,11 +31,11 @@ SHARED = ".writing-shared"
 """A file that every rank must find in the run folder."""
 TURNS: tuple[What, ...] = ("begin as the first of a machine", "begin")
 LOOK_S = 10.0
-"""How long a file may take to appear on another machine of a shared disk."""
+"""How long a file on a shared disk may take to appear on another machine."""
 
 
 class TorchrunEngine(SharingEngine[int]):
-    """Clients on ranks, by their numbers; this is rank 0."""
+    """The engine in rank 0; ranks, which host the clients, are known by their numbers."""
 
     def __init__(self, plan: Plan, books: Books, first: FirstRank) -> None:
         self.first = first
@@ -54,7 +54,7 @@ class TorchrunEngine(SharingEngine[int]):
         self.first.tell = tell_nobody
 
     def _begin(self) -> None:
-        """Every rank reads the experiment from the run folder; one a machine first, so that it tokenises only once."""
+        """Every rank reads the experiment from the run folder; first one per machine, which tokenises for all."""
         token = secrets.token_hex(16)
         shared = self.plan.folder / SHARED
         write_whole(shared, token.encode())
@@ -71,7 +71,7 @@ class TorchrunEngine(SharingEngine[int]):
 
 
 def follow(place: Place, plan_of: Callable[[Path], Plan]) -> None:
-    """The life of every rank but 0."""
+    """What every rank except 0 runs."""
     follower = Follower(place)
     host: Host | None = None
 
@@ -81,7 +81,7 @@ def follow(place: Place, plan_of: Callable[[Path], Plan]) -> None:
             assert host is not None
             return host.answer(request)
         if request.what == TURNS[min(place.local_rank, 1)]:
-            host = None  # before the next one's models come
+            host = None  # frees its memory before the next one is made
             about = json.loads(request.payload)
             folder = Path(about["folder"])
             again = place.command(f"run --resume {folder}")
@@ -102,7 +102,7 @@ def follow(place: Place, plan_of: Callable[[Path], Plan]) -> None:
 
 
 def see_shared(folder: Path, token: str, wait_s: float = LOOK_S) -> None:
-    """Refuse a folder that is not the one which rank 0 has written to."""
+    """Refuse a folder that is not the run folder of rank 0."""
     until = time.monotonic() + wait_s
     while True:
         try:
@@ -122,16 +122,16 @@ def _same_plan(folder: Path, about: Mapping[str, Any], plan_of: Callable[[Path],
     see_shared(folder, about["token"])
     plan = plan_of(folder)
     if (plan.corpus_fingerprint, plan.public_fingerprint) != (about["corpus"], about["public"]):
-        raise FedstillError("the corpus on this machine is another one than rank 0's; bring the same file to all.")
+        raise FedstillError("the corpus on this machine differs from rank 0's; copy the same file to all machines.")
     return plan
 
 
 def _for_rank(plan: Plan, place: Place) -> Plan:
-    """The plan with this rank's device, and its part of the machine's memory and of a GPU's that ranks share."""
+    """The plan with this rank's device, and its share of the machine's memory and of its GPU's."""
     torch.set_num_threads(plan.experiment.threads)
     device = place.device(plan.experiment.device)
     if device.startswith("cuda:") and torch.cuda.is_available():
-        torch.cuda.set_device(device)  # nothing of it on the first GPU, which belongs to another rank
+        torch.cuda.set_device(device)  # otherwise some memory of the first GPU, another rank's, would be used
     host_bytes = None if plan.host_bytes is None else plan.host_bytes // place.local_ranks
     together = math.ceil(place.local_ranks / max(1, torch.cuda.device_count()))
     device_bytes = None if plan.device_bytes is None else plan.device_bytes // together

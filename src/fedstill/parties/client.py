@@ -17,17 +17,17 @@ class Client(Party):
 
     public_fingerprint: str = ""
     sample: Model | None = None
-    """A model like its own without the numbers: saying hello takes no more."""
+    """A model of the same architecture without weights, which is enough to say hello."""
     tells_label_counts: bool = True
 
     @property
     def kind(self) -> Model:
-        """What its model is like; not to be computed with."""
+        """A model with the architecture and labels of its own; it may have no weights, so do not compute with it."""
         return self.sample if self.sample is not None else self.model
 
     @property
     def size(self) -> int:
-        """n_k, the private training rows."""
+        """n_k, the number of private training rows."""
         return len(self.data.train)
 
     def label_counts(self) -> torch.Tensor:
@@ -35,7 +35,7 @@ class Client(Party):
         return torch.bincount(self.data.train.labels, minlength=len(self.kind.labels))
 
     def validation_f1(self) -> float:
-        """Weighted F1 on its own validation rows, or on its training rows where it has none."""
+        """Weighted F1 on its own validation rows, or on its training rows if it has none."""
         data = self.data.validation if len(self.data.validation) else self.data.train
         predicted = self.predict(data).argmax(-1).numpy()
         return scores(data.labels.numpy(), predicted, len(self.model.labels))["f1"]

@@ -1,4 +1,4 @@
-"""What a party is measured on, and how: rows predicted once, splits cut from them, means over tasks."""
+"""What a party is measured on: rows that are predicted once, splits of these rows, and means over tasks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fedstill.learning.metrics import scores
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Labelled rows that a party measures itself on, predicted once, and the splits that are cut from them."""
+    """The labelled rows that a party is measured on, and the splits, which are subsets of them."""
 
     data: Labelled
     splits: Mapping[str, Ints]
     means: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Splits whose scores are the plain mean over other splits: over tasks, each as important as any other."""
+    """Splits whose scores are the unweighted mean over other splits, such as the tasks."""
     label_tasks: Tensor | None = None
-    """Where labels belong to tasks, predictions are made within the row's own."""
+    """The task of each label, if there are several tasks: a row is predicted among the labels of its own task."""
 
     @property
     def labels(self) -> Ints:
@@ -40,7 +40,7 @@ class Evaluation:
         return logits.argmax(-1).numpy()
 
     def measure(self, logits: Tensor, more: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, dict[str, Any]]:
-        """Every metric by split; `more` are further values a row, of which the mean is taken."""
+        """Every metric by split; `more` has further values for every row, which are averaged."""
         predicted = self.decide(logits)
         measured = {
             split: scores(self.labels[rows], predicted[rows], logits.shape[1])

@@ -1,4 +1,4 @@
-"""What a party keeps from round to round besides its model."""
+"""What a party keeps from round to round in addition to its model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Memory:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> Memory:
-        """What `state` gave; entries of other kinds are ignored."""
+        """The memory from a mapping that `state` made; entries of other kinds are ignored."""
         memory = cls()
         for key, value in state.items():
             kind, _, name = key.partition("/")

@@ -32,7 +32,7 @@ from fedstill.parties.evaluation import NOT_MEASURED, Evaluation
 from fedstill.parties.memory import Memory
 
 BETWEEN = "\x1f"
-"""Stands in no name: between a tensor's name and what a codec remembers of it."""
+"""Separates, in a state's keys, a tensor's name from what a codec remembers of it; no name contains it."""
 
 Stage = Literal["trained", "distilled", "processed"]
 
@@ -43,10 +43,10 @@ class TrainSettings(PhaseSettings):
     epochs: int = Field(3, ge=1)
     max_length: int = Field(128, ge=4)
     rows: int | None = Field(None, ge=1)
-    """At most so many of a party's rows, drawn anew every round; null is all of them."""
+    """The most rows that a party trains on, drawn again every round; null: all of them."""
     class_weights: Literal["none", "balanced"] = "none"
     heads: Literal["union", "task"] = "union"
-    """Whether a row of one task of several competes with the labels of all tasks, or of its own only."""
+    """With several tasks: whether a row's label competes with the labels of all tasks, or only of its own task."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class PartySpec:
 
 @dataclass(frozen=True)
 class PartyData:
-    """The rows that a party holds. What it may not see is not here."""
+    """The rows that a party holds: only those that it may see."""
 
     public: Examples
     train: Labelled = NO_ROWS
@@ -72,13 +72,13 @@ class PartyData:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a party computes with, and whom it tells."""
+    """What a party computes with, and where it reports progress."""
 
     seed: int
     device: torch.device
     precision: Precision
     tell: Tell = tell_nobody
-    """Progress for the person who waits; changes nothing."""
+    """Reports progress; does not influence the results."""
 
 
 def _makes_nothing(spec: ModelSpec, name: str) -> Model:
@@ -95,17 +95,17 @@ class Party:
     around: Surroundings
     make_model: Callable[[], Model]
     make_extra: Callable[[ModelSpec, str], Model] = _makes_nothing
-    """A further model that reads with the party's own tokenizer."""
+    """Builds a further model, which must have the party's own tokenizer."""
     round: int = 0
     memory: Memory = field(default_factory=Memory)
     wire: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    """What codecs remember of what crossed before; theirs alone."""
+    """What codecs remember of earlier messages; only they use it."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
-    """What `evaluate` measured and nobody has fetched yet; only these numbers leave, never the rows."""
+    """What was measured and has not been sent yet; only these numbers are sent, never the rows."""
     notes: list[str] = field(default_factory=list)
     """Sentences for the record: a fallback taken, a limit reached."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """What `timed` work took in this round."""
+    """Seconds of the `timed` work in this round, by name."""
 
     def __post_init__(self) -> None:
         self._model: Model | None = None
@@ -114,7 +114,7 @@ class Party:
         self._opened: dict[str, int] = {}
         self._extras: dict[str, Party] = {}
         self._sleeping: dict[str, dict[str, Tensor]] = {}
-        """States of second models that nobody has asked for since they were restored."""
+        """States of second models that were restored but not used since."""
 
     @property
     def model(self) -> Model:
@@ -132,11 +132,11 @@ class Party:
 
     @property
     def has_open_phase(self) -> bool:
-        """Whether a conversation is under way: its optimiser lives here and nowhere else."""
+        """Whether a phase is open: its optimiser is not part of the state, so the party must stay in memory."""
         return bool(self._phases)
 
     def enter(self, round: int) -> None:
-        """A new round: open phases end, and randomness is drawn from the round's own keys."""
+        """Begin a round: open phases end, and random numbers come from the round's own keys."""
         if round != self.round:
             self.round = round
             self._phases.clear()
@@ -154,7 +154,7 @@ class Party:
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:
-        """Count the time of a part of the round's work under a name."""
+        """Add the time of this part of the round's work to `seconds`, under a name."""
         started = time.perf_counter()
         yield
         self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - started
@@ -170,13 +170,13 @@ class Party:
         return self._run("train", data, settings, data.labels, loss or self.label_loss(), weights, passes=passes)
 
     def training_rows(self, limit: int | None = None) -> Labelled:
-        """The party's own labelled rows; of more than the limit, or `train.rows`, as many drawn at random."""
+        """The party's own labelled rows; if there are more than the limit or `train.rows`, so many drawn at random."""
         data = self._labelled(self.data.train)
         many = min(len(data), limit or len(data), self.spec.train.rows or len(data))
         return data if many == len(data) else data.pick(self.generator("rows").choice(len(data), many, replace=False))
 
     def labelled_rows(self) -> Labelled:
-        """The public rows with the labels that the server keeps; a client is refused."""
+        """The public rows with the labels that the server keeps; raises for a client, which does not have them."""
         return self._labelled(self.data.labelled)
 
     def _labelled(self, data: Examples) -> Labelled:
@@ -185,13 +185,13 @@ class Party:
         return data
 
     def label_loss(self) -> Loss:
-        """What this model minimises on labelled rows."""
+        """The loss that this model minimises on labelled rows."""
         if self.spec.train.heads == "task" and self.model.label_tasks is not None:
             return partial(task_ce, label_tasks=self.model.label_tasks.to(self.around.device))
         return self.model.loss
 
     def frozen_copy(self, parameters: Mapping[str, Tensor] | None = None) -> nn.Module:
-        """A teacher: the model as it is now, or with these parameters, which nothing changes."""
+        """A copy that is not trained, to be a teacher: the model as it is now, or with these parameters."""
         copy = deepcopy(self.model.module).requires_grad_(False).eval()
         if parameters is not None:
             copy.load_state_dict(dict(parameters))
@@ -207,10 +207,10 @@ class Party:
         until: Callable[[], bool] | None = None,
         data: Examples | None = None,
     ) -> EpochLosses:
-        """One phase towards a teacher's logits on the public samples (or those rows of them, or other data).
+        """Train one phase towards a teacher's logits on the public samples (or on these rows, or on other data).
 
-        With `also`, labelled rows are mixed in, which take the cross-entropy with their labels. `until`, asked after
-        every epoch, ends the phase early.
+        `also` mixes in labelled rows, whose loss is the cross-entropy with their labels. `until` is called after every
+        epoch; the phase ends early when it returns true.
         """
         data = data if data is not None else self.data.public
         data = data if rows is None else data.pick(rows)
@@ -228,7 +228,7 @@ class Party:
     def phase(
         self, name: str, steps: int, settings: PhaseSettings | None = None, data: Examples | None = None
     ) -> Phase:
-        """The open phase of that name, for step-by-step conversations; it lives until the round ends."""
+        """The open phase of this name, for conversations step by step; it stays open until the round ends."""
         if name not in self._phases:
             data = data if data is not None else self.data.public
             self._phases[name] = self._open(name, data, settings or self.spec.distill, steps)
@@ -236,11 +236,11 @@ class Party:
         return self._phases[name]
 
     def new_phase(self, name: str, data: Examples, settings: PhaseSettings) -> Phase:
-        """A phase over all epochs of those rows, which the caller runs at once and the party does not keep."""
+        """A phase over all epochs of these rows; the party does not keep it, and the caller runs it at once."""
         return self._open(name, data, settings)
 
     def extra(self, name: str, spec: ModelSpec | None = None) -> Party:
-        """A second model of the party's own over the same rows, kept from round to round and never sent."""
+        """A second model of this party, as a party over the same rows; kept from round to round and never sent."""
         if name not in self._extras:
             model = self.make_extra(spec or self.spec.model, f"{self.name}'s {name}")
             model.module.to(self.around.device)
@@ -248,7 +248,7 @@ class Party:
             extra = Party(f"{self.name}'s {name}", own, self.data, self.around, lambda: model, round=self.round)
             if name in self._sleeping:
                 extra.set_state(self._sleeping.pop(name))
-                extra.enter(self.round)  # its state is of the round in which it fell asleep
+                extra.enter(self.round)  # the restored state may be that of an earlier round
             self._extras[name] = extra
         return self._extras[name]
 
@@ -257,7 +257,7 @@ class Party:
         return {name: _copy(value) for name, value in self.model.module.state_dict().items()}
 
     def set_parameters(self, parameters: Mapping[str, Tensor]) -> None:
-        """Take these parameters; refuse another architecture's."""
+        """Take these parameters; raises if they are another architecture's."""
         try:
             self.model.module.load_state_dict(dict(parameters))
         except RuntimeError as error:
@@ -266,7 +266,7 @@ class Party:
         self._scored = None
 
     def evaluate(self, stage: Stage, round: int | None = None) -> None:
-        """Measure the model on the rows it may be measured on; only the numbers leave."""
+        """Measure the model on the evaluation rows; only the numbers are sent."""
         evaluation = self.data.evaluation
         if not len(evaluation.data):
             return
@@ -275,13 +275,13 @@ class Party:
         self.metrics += [about | {"split": split} | values for split, values in measured.items()]
 
     def scored(self) -> Tensor:
-        """The logits of the evaluation rows, computed once for as long as the model does not change."""
+        """The logits of the evaluation rows, computed again only after the model has changed."""
         if self._scored is None:
             self._scored = self.predict(self.data.evaluation.data)
         return self._scored
 
     def _written(self, evaluation: Evaluation) -> dict[str, npt.NDArray[np.float64]]:
-        """For a model that writes text: of every row, whether it writes the row's label."""
+        """For a model that writes text: for every row, whether it writes the row's label."""
         module = self.model.module
         if not isinstance(module, TextToText):
             return {}
@@ -315,15 +315,15 @@ class Party:
             raise FedstillError(f"{self.name}, {name} in round {self.round}: {error}") from error
 
     def tell(self, phase: str, epochs: int, done: int, steps: int, loss: float) -> None:
-        """Progress for the person who waits."""
+        """Report progress."""
         self.around.tell(Step(self.name, phase, done, steps, epochs, loss))
 
     # State: defined at round boundaries only
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that the next round needs, flat."""
+        """Everything that the next round needs, as one flat mapping."""
         state = {f"model/{name}": value for name, value in self.parameters().items()} if self.has_model else {}
-        # How often each phase was opened in this round, for a client that sleeps between two calls of one round.
+        # How often each phase was opened in this round: a client may be moved to disk between two calls of one round.
         state |= {f"opened/{self.round}/{name}": torch.tensor(times) for name, times in self._opened.items()}
         extras = self._sleeping | {name: extra.state() for name, extra in self._extras.items()}
         state |= {f"extra/{name}/{part}": value for name, parts in extras.items() for part, value in parts.items()}
@@ -331,7 +331,7 @@ class Party:
         return state | {name: _copy(value) for name, value in self.memory.state().items()}
 
     def move(self, device: torch.device) -> None:
-        """Bring the models to a GPU, or from there into the host's pinned memory, which a GPU reads fastest."""
+        """Move the models to a GPU, or from there to the host's pinned memory, which a GPU reads fastest."""
         for party in (self, *self._extras.values()):
             module = party.model.module
             for tensor in (*module.parameters(), *module.buffers()):
@@ -344,14 +344,14 @@ class Party:
             torch.cuda.synchronize()
 
     def tensors(self) -> Iterator[Tensor]:
-        """Everything of it that takes memory, its second models' included."""
+        """All tensors that take memory, those of second models included."""
         yield from self.model.module.state_dict().values() if self.has_model else ()
         yield from self.memory.tensors()
         for extra in self._extras.values():
             yield from extra.tensors()
 
     def set_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go back to that state."""
+        """Restore a state."""
         model = {name.removeprefix("model/"): value for name, value in state.items() if name.startswith("model/")}
         if model:
             self.set_parameters(model)
@@ -372,5 +372,5 @@ class Party:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """On the CPU and contiguous, as files want it."""
+    """A copy on the CPU, contiguous as files need it."""
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)

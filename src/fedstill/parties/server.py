@@ -18,19 +18,19 @@ def _lends_nothing(architecture: str) -> Party:
 
 @dataclass
 class Server(Party):
-    """The party that hears everybody."""
+    """The party that receives the messages of all clients."""
 
     pooled: Labelled = NO_ROWS
     """All private training rows together: simulation only, for the upper bound."""
     lend: Callable[[str], Party] = _lends_nothing
-    """A party of the server's own with a model of that architecture."""
+    """Makes a party over the server's rows with a model of this architecture."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._guests: dict[str, Party] = {}
 
     def model_from(self, parameters: Mapping[str, Tensor] | None, architecture: str | None = None) -> Party:
-        """A scratch model with these parameters, as a party over the server's rows; good until the next one is lent."""
+        """A scratch model with these parameters, as a party over the server's rows; the next call may overwrite it."""
         architecture = architecture or self.model.architecture
         if architecture not in self._guests:
             self._guests[architecture] = self.lend(architecture)

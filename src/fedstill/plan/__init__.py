@@ -1,1 +1,1 @@
-"""An experiment prepared: divided, tokenised, ready for an engine."""
+"""Plans: experiments whose corpus is divided and tokenised, ready for an engine."""

@@ -1,4 +1,4 @@
-"""What the two ends of a crossing agree on, as the algorithm's class says it."""
+"""What server and clients agree on about messages, derived from the algorithm's class."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedstill.wire.messages import Hello, Message
 def agree(
     algorithm: Algorithm, dimensions: Mapping[str, int], public_fingerprint: str, rounds: int, codecs: Codecs
 ) -> Agreement:
-    """What may travel for this algorithm, and in which shapes."""
+    """The messages that this algorithm may send, and their shapes."""
     types: list[type[Message]] = [Hello, *algorithm.messages]
     return Agreement(
         types={cls.__name__: cls for cls in types},
@@ -37,11 +37,11 @@ def verb_of(algorithm: Algorithm, verb: str) -> Callable[..., Message | None]:
 
 
 def owed(algorithm: Algorithm, verb: str) -> tuple[type[Message], ...]:
-    """The kinds of message that a verb's method promises to return; of a turn, those that `opine` does."""
+    """The types of message that a verb's method is annotated to return; for `turn`, those of `opine`."""
     for method in (verb_of(algorithm, verb), algorithm.opine) if verb == "turn" else (verb_of(algorithm, verb),):
         try:
             promised = get_type_hints(method).get("return", Message)
-        except NameError:  # a user's own class may name what is there for type checkers only
+        except NameError:  # a user's class may import an annotation for type checkers only
             continue
         kinds = tuple(k for k in get_args(promised) or (promised,) if isinstance(k, type) and issubclass(k, Message))
         if kinds and Message not in kinds:

@@ -13,7 +13,7 @@ KNOWN_NEEDS = {"public", "labelled", "label_counts", "parameters", "pooled", "op
 
 
 def check_needs(algorithm: Algorithm, public: int, labelled: int, advice: Mapping[str, str]) -> None:
-    """Refuse a method that lacks rows; the advice says how somebody here gives it `public` or `labelled` ones."""
+    """Refuse a method that lacks rows; `advice` says how the user provides `public` or `labelled` ones."""
     name, needs = type(algorithm).__name__, algorithm.requires()
     if "public" in needs and not public:
         raise FedstillError(f"{name} needs public samples: {advice['public']}.")
@@ -24,13 +24,13 @@ def check_needs(algorithm: Algorithm, public: int, labelled: int, advice: Mappin
 
 
 def check_chat(algorithm: Algorithm) -> None:
-    """Refuse a method whose server talks to a language model where the server cannot."""
+    """Refuse a method whose server talks to a language model if the package for that is not installed."""
     if "openai" in algorithm.requires() and find_spec("openai") is None:
         raise FedstillError(f'{algorithm.title} talks to a language model: run `pip install "fedstill[llm]"` first.')
 
 
 def same_architecture(algorithm: Algorithm, server: Server, architectures: Mapping[str, str]) -> None:
-    """Refuse to average what cannot be averaged."""
+    """Refuse clients whose architecture is not the server's: their parameters cannot be averaged."""
     if others := [name for name, own in architectures.items() if own != server.model.architecture]:
         raise FedstillError(
             f"{algorithm.title} exchanges parameters, so everybody needs the server's architecture "

@@ -37,25 +37,25 @@ from fedstill.wire.messages import SERVER
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything about a run that does not change while it runs. Plain data: it crosses to worker processes."""
+    """Everything about a run that does not change while it runs. Plain data: it is sent to worker processes."""
 
     folder: Path
     experiment: Experiment
     """Resolved, with its labels."""
     workers: int
     device_bytes: int | None
-    """Of the clients' models on this process's GPU."""
+    """The limit for the clients' models on this process's GPU."""
     host_bytes: int | None
     metrics: tuple[str, ...]
-    """The first is the headline."""
+    """The first is the headline metric."""
     clients: Mapping[str, PartySpec]
     default_tokenizer: str
     stores: Mapping[str, Path]
     """The token or image store of each party, made before anything runs."""
     shape: Shape | None
-    """Of the images, where it is images that the parties read."""
+    """Of the images, if the corpus has images."""
     label_tasks: tuple[int, ...] | None
-    """The task of each label, where there are several tasks."""
+    """The task of each label, if there are several tasks."""
     tasks: tuple[str, ...]
     partition: Partition
     row_labels: Ints
@@ -69,7 +69,7 @@ class Plan:
     """Whether the clients here say how many rows of each label they have."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """What crosses to a worker process: the fields, and nothing that was computed from them."""
+        """What is sent to a worker process: the fields, and nothing that was computed from them."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
     @property
@@ -84,7 +84,7 @@ class Plan:
 
     @cached_property
     def agreement(self) -> Agreement:
-        """What both ends of the crossing know."""
+        """What server and clients know about messages before any is sent."""
         sizes = {
             "public": len(self.partition.public),
             "labelled": len(self.partition.labelled),
@@ -94,7 +94,7 @@ class Plan:
         return agree(experiment.method, sizes, self.public_fingerprint, experiment.rounds, experiment.codecs())
 
     def make_client(self, name: str, tell: Tell) -> Client:
-        """A client in its first state; what it may not see is not in it."""
+        """A client in its initial state, with only the rows that it may see."""
         sample = self._sample(name)
         store = _pad(self._store(name), sample)
         pooled = self.partition.test if self.experiment.client_tests == "pooled" else {name: self.partition.test[name]}
@@ -122,7 +122,7 @@ class Plan:
         )
 
     def make_server(self, tell: Tell) -> Server:
-        """The server in its first state; its model is built when a method first uses it."""
+        """The server in its initial state; its model is built when a method first uses it."""
         spec = self.server
         store = self._store(SERVER)
         tests, splits = _join({f"test/{client}": rows for client, rows in self.partition.test.items()})
@@ -158,7 +158,7 @@ class Plan:
         return Server(SERVER, spec, data, around, make_model, pooled=pooled, lend=partial(self._lend, around))
 
     def _lend(self, around: Surroundings, architecture: str) -> Party:
-        """The server with a model of that architecture instead of its own, reading with that model's tokenizer."""
+        """A party like the server, with a model of this architecture and that model's tokens instead of its own."""
         different = {(str(spec.model), self.stores[name]): name for name, spec in self.clients.items()}
         for name in (SERVER, *different.values()):
             spec = self.server if name == SERVER else self.clients[name]
@@ -178,7 +178,7 @@ class Plan:
         return Surroundings(self.experiment.seed, device, choose_precision(self.experiment.precision, device), tell)
 
     def _second_model(self, client: str, first: Model, spec: ModelSpec, name: str) -> Model:
-        """A further model for a client, which must read the tokens that the client has."""
+        """A further model for a client, which must have the tokenizer of the client's own model."""
         model = self._model(name, replace(self.clients[client], model=spec))
         read = [own.tokenizer.fingerprint if own.tokenizer is not None else None for own in (first, model)]
         if read[0] != read[1]:
@@ -193,12 +193,12 @@ class Plan:
         return {}
 
     def _sample(self, client: str) -> Model:
-        """A model like the client's that holds no numbers; one for all clients that have the same."""
+        """A model like the client's without weights; clients with equal models share one."""
         spec = self.clients[client]
         like = (spec.model.model_dump_json(), self.stores[client], spec.train.max_length)
         if like not in self._samples:
             model = self._model(client, spec)
-            # A text-to-text model tells tied tensors by where they lie, which on `meta` is nowhere.
+            # A text-to-text model recognises tied tensors by their addresses, which tensors on `meta` do not have.
             is_kept = isinstance(model.module, TextToText)
             self._samples[like] = model if is_kept else replace(model, module=model.module.to("meta"))
         return self._samples[like]
@@ -224,7 +224,7 @@ class Plan:
 
 @lru_cache(maxsize=8)
 def _read_store(path: Path, holds_text: bool) -> TokenStore | ImageStore:
-    """One for all parties that read it: they pad alike, because a store belongs to a tokenizer."""
+    """The store, shared by all parties that read it: they pad alike, because a store belongs to one tokenizer."""
     return (TokenStore if holds_text else ImageStore).read(path)
 
 
@@ -233,7 +233,7 @@ def _same(model: Model) -> Model:
 
 
 def _pad(store: TokenStore | ImageStore, model: Model) -> TokenStore | ImageStore:
-    """Let the store pad as the model wants it."""
+    """Make the store pad as the model needs it."""
     if isinstance(store, TokenStore) and model.tokenizer is not None:
         store.pad_as(model.tokenizer.pad_id, model.pads_left)
     return store
@@ -244,7 +244,7 @@ def _tensor(numbers: tuple[int, ...] | None) -> torch.Tensor | None:
 
 
 def _join(parts: Mapping[str, Ints]) -> tuple[Ints, dict[str, Ints]]:
-    """Arrays one after the other, and where each of them lies."""
+    """The arrays concatenated, and the positions of each of them in the result."""
     joined = np.concatenate([*parts.values(), np.empty(0, np.int64)])
     ends = np.cumsum([len(part) for part in parts.values()])
     return joined, {
@@ -253,7 +253,7 @@ def _join(parts: Mapping[str, Ints]) -> tuple[Ints, dict[str, Ints]]:
 
 
 def default_workers(device: str = "cpu") -> int:
-    """One a core that this process may use; one for a GPU, where clients learn at once in one process."""
+    """One per core that this process may use; one for a GPU, where one process trains several clients at once."""
     if choose_device(device).type == "cuda":
         return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -38,7 +38,7 @@ def prepare(experiment: Experiment, folder: Path) -> tuple[Experiment, Plan, Cor
 
 
 def divide(experiment: Experiment) -> tuple[Experiment, Corpus, Partition]:
-    """The experiment with its labels resolved, all rows, and who holds which of them; enough of each for the method."""
+    """The experiment with its labels resolved, all rows, and who holds which; raises if the method needs more rows."""
     corpus = corpora.load(experiment.corpus, experiment.labels)
     experiment = experiment.resolved().model_copy(update={"labels": list(corpus.label_names)})
     parts = partition.split(corpus, experiment.partition, experiment.seed)
@@ -61,7 +61,7 @@ def make_plan(
     clients: Mapping[str, PartySpec],
     has_server: bool = True,
 ) -> Plan:
-    """The plan of a machine that has these rows and runs these clients, and the server unless told otherwise."""
+    """The plan of a machine that has these rows and runs these clients, and the server if `has_server`."""
     server = experiment.server_spec()
     parties = {SERVER: server, **clients} if has_server else clients
     if corpus.label_tasks is None and any(spec.train.heads == "task" for spec in parties.values()):
@@ -91,27 +91,27 @@ def make_plan(
 
 
 def default_tokenizer(experiment: Experiment) -> str:
-    """Small models read with the server's tokenizer unless told otherwise."""
+    """The tokenizer of small models that name none: the server's."""
     if not experiment.server.is_small:
         return experiment.server.name
     return experiment.server.tokenizer or "bert-tiny"
 
 
 def public_fingerprint(corpus: Corpus, parts: Partition) -> str:
-    """sha256 over the raw public texts in order and the labels list: equal when opinions fit together."""
+    """sha256 over the raw public texts in order and the labels list: equal if opinions are about the same things."""
     rows = np.concatenate([parts.public, parts.labelled])
     return fingerprint_of((corpus.content(int(row)) for row in rows), corpus.label_names)
 
 
 def _test_fingerprint(corpus: Corpus, parts: Partition) -> str:
-    """The same over the test rows and their labels, in the order of the pooled test: equal where scores compare."""
+    """The same over the test rows and their labels, in the pooled test's order: equal if scores can be compared."""
     rows = np.concatenate([*parts.test.values(), np.empty(0, np.int64)])
     names = [name.encode() for name in corpus.label_names]
     return fingerprint_of(([*corpus.content(int(row)), names[corpus.labels[row]]] for row in rows), corpus.label_names)
 
 
 def fingerprint_of(contents: Iterable[Sequence[bytes]], labels: Sequence[str]) -> str:
-    """sha256 over what rows say, in order, and the labels list."""
+    """sha256 over the contents of rows, in order, and the labels list."""
     digest = hashlib.sha256()
     for content in contents:
         for raw in content:
@@ -133,14 +133,14 @@ def changed_keys(before: Any, now: Any, path: str = "") -> list[str]:
 
 
 def _without(public: Ints, labels: Ints) -> Ints:
-    """Public rows have no labels from here on: no method can see what it does not get."""
+    """The labels without those of public rows (-1 instead), so that no method can use these."""
     labels = labels.copy()
     labels[public] = -1
     return labels
 
 
 def _test_domains(corpus: Corpus, parts: Partition) -> dict[str, Ints]:
-    """Test rows by domain, where a client is not a domain; domains without test rows are left out."""
+    """Test rows by domain, if clients are not domains; domains without test rows are left out."""
     if corpus.domains is None or parts.clients == tuple(sorted(corpus.domain_names)):
         return {}
     tests = np.concatenate(list(parts.test.values()))
@@ -149,7 +149,7 @@ def _test_domains(corpus: Corpus, parts: Partition) -> dict[str, Ints]:
 
 
 def _stores(corpus: Corpus, parties: Mapping[str, PartySpec], default: str, fingerprint: str) -> dict[str, Path]:
-    """What every party reads, ready for its model; equal ones once."""
+    """Every party's token or image store; parties with equal tokenizers and lengths share one."""
     for name, spec in parties.items():
         holds = "text" if corpus.images is None else "images"
         if spec.model.reads != holds:

@@ -1,1 +1,1 @@
-"""What every message passes through: a binary form, a ledger of its bytes, and a guard."""
+"""Messages and what they pass through: codecs, a binary form, a guard that checks them, a ledger of their bytes."""

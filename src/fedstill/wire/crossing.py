@@ -24,33 +24,33 @@ Owed = Callable[[str], tuple[type[Message], ...]]
 Leaving = Callable[[Message, Passage], Message]
 Arriving = Callable[[bytes, Passage], bytes]
 Outgoing = Message | Mapping[str, Message] | None
-"""One message for all, one for each, or none."""
+"""One message for all clients, one for each, or none."""
 Histories = dict[str, dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What both ends know before anything crosses."""
+    """What server and clients know about messages before any is sent."""
 
     types: Mapping[str, type[Message]]
-    """What may travel, by name."""
+    """The types of message that may be sent, by name."""
     owed: Owed
-    """The kinds of message that a verb's reply may be."""
+    """The types of message that may be the reply to a verb."""
     dimensions: Mapping[str, int]
-    """What the guard reads shapes by."""
+    """The sizes that names in declared shapes stand for, such as "labels"."""
     public_fingerprint: str
     rounds: int
     codecs: Codecs = field(default_factory=Codecs)
 
     @property
     def largest_opinion(self) -> int:
-        """Numbers in the largest array of opinions that anybody can be asked for."""
+        """The most numbers that an array of opinions can have."""
         sizes = self.dimensions
         return max(sizes.get("public", 0), sizes.get("labelled", 0)) * sizes.get("labels", 0)
 
 
 class End(Protocol):
-    """A party, as far as the crossing sees it."""
+    """What the crossing needs of a party."""
 
     name: str
     wire: Histories
@@ -58,7 +58,7 @@ class End(Protocol):
 
 
 class Crossing:
-    """One party's end. The server's counts what crosses, both ways; clients count nothing."""
+    """One party's end of the crossing. The server's end counts bytes in both directions; clients count nothing."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Crossing:
     # The server's side: calls go out, replies come in
 
     def calls(self, verb: str, message: Outgoing, names: Sequence[str], round: int) -> dict[str, bytes]:
-        """The bytes for each client; what several receive is encoded and counted once."""
+        """The bytes for each client; a message for several clients is encoded and counted once."""
         envelope = {"verb": verb, "round": round}
         calls: dict[str, bytes] = {}
         for own, receivers in _groups(message, names):
@@ -84,7 +84,7 @@ class Crossing:
         return calls
 
     def reply(self, raw: bytes, name: str, verb: str, round: int, asked: int = -1) -> Parcel:
-        """What a client sent, if it is what was agreed; `asked` is the number of rows that it was asked about."""
+        """A client's reply; raises BadMessage if it is not as agreed. `asked`: how many rows it was asked about."""
         parcel = self._unpack(raw, self._passage(name, [SERVER], round))
         message, envelope = parcel.message, parcel.envelope
         if message is None:
@@ -99,20 +99,20 @@ class Crossing:
         return parcel
 
     def forget(self, names: Iterable[str]) -> None:
-        """Nobody knows what these clients have received: what they are sent next must stand for itself."""
+        """Send no differences to these clients next time: it is not known what they have received."""
         for name in names:
             for history in self.end.wire.values():
                 history.pop(f"to/{name}", None)
 
     def as_received(self, message: M, round: int) -> M:
-        """The message of a round as clients will have it, after the codecs; nothing is sent."""
+        """A round's message as clients will decode it; nothing is sent."""
         passage, nothing = self._passage(SERVER, [], round), type(self)(self.agreement, _Nobody())
         return cast(M, nothing._unpack(nothing._encode(message, {}, passage), passage).message)
 
     # A client's side: a call comes in, a reply goes out
 
     def call(self, raw: bytes) -> Parcel:
-        """What the server asks, if it is what was agreed."""
+        """The server's call; raises BadMessage if it is not as agreed."""
         parcel = self._unpack(raw, self._passage(SERVER, [self.end.name], 0))
         if parcel.message is not None:
             self._guard(parcel.message)
@@ -169,7 +169,7 @@ class Crossing:
 
     @contextmanager
     def _history(self, name: str) -> Iterator[dict[str, Tensor]]:
-        """What was remembered under that name; what is empty afterwards is not kept."""
+        """The history under this name; it is stored only if it is not empty afterwards."""
         history = self.end.wire.get(name, {})
         yield history
         if history:
@@ -183,25 +183,25 @@ class Crossing:
 
 @dataclass
 class _Nobody:
-    """An end that remembers nothing."""
+    """Takes the place of a party when nothing shall be remembered."""
 
     name: str = SERVER
     wire: Histories = field(default_factory=dict)
 
 
 def asked_of(message: Outgoing, name: str) -> int:
-    """About how many rows a client was asked; -1 where it was asked about none by name."""
+    """The number of rows that a call asks a client about; -1 if the call has no `rows`."""
     rows = getattr(_for(message, name), "rows", None)
     return -1 if rows is None else len(rows)
 
 
 def _for(message: Outgoing, name: str) -> Message | None:
-    """What this client receives."""
+    """The message for this client."""
     return message.get(name) if isinstance(message, Mapping) else message
 
 
 def _groups(message: Outgoing, names: Sequence[str]) -> list[tuple[Message | None, list[str]]]:
-    """Who receives the same; by content, because what was one object is several after a resume."""
+    """The clients that receive equal messages; compared by content, since after a resume equal messages are copies."""
     if not isinstance(message, Mapping):
         return [(message, list(names))] if names else []
     encoded: dict[int, bytes] = {}
@@ -215,6 +215,6 @@ def _groups(message: Outgoing, names: Sequence[str]) -> list[tuple[Message | Non
 
 
 def _kind(cls: type[Message], name: str) -> Kind | None:
-    """Of the field that a tensor belongs to: `field`, or `field/key`."""
+    """The kind of the field that a tensor belongs to; the tensor's name is `field`, or `field/key`."""
     found = cls.__dataclass_fields__.get(name.partition("/")[0])
     return None if found is None else found.metadata.get("kind")

@@ -1,7 +1,7 @@
 """The binary form of messages.
 
 A message travels as one safetensors blob: arrays and floats as tensors, everything else and the envelope as JSON in the
-header. Nothing here can run code on arrival. The same bytes cross a pipe, a network or nothing at all, so all engines
+header. Decoding never runs code from a message. All engines send the same bytes, even inside one process, so they
 compute the same numbers.
 """
 
@@ -22,19 +22,19 @@ from torch import Tensor
 from fedstill.wire.messages import BadMessage, Message
 
 Parts = Mapping[str, Tensor]
-"""A coded tensor: what the codec made of it, by the codec's own names."""
+"""An encoded tensor: the tensors that a codec made of it, under the codec's own names."""
 Code = Callable[[str, Tensor], Parts | None]
-"""(`field` or `field/key`, its value) -> what travels instead, or None where the value travels as it is."""
+"""(`field` or `field/key`, its value) -> the parts to send instead, or None to send the value unchanged."""
 Restore = Callable[[type[Message], str, Parts], Tensor]
-"""The value again."""
+"""(type of message, `field` or `field/key`, its parts) -> the value."""
 
 MARK = "#"
-"""Between a tensor's name and the name of a part of it."""
+"""Separates a tensor's name from the name of one of its parts."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of one message: numbers that are the point, integers that point at samples, and the rest."""
+    """Bytes of one message: floating-point numbers (also packed ones), integers such as row numbers, and the rest."""
 
     payload: int
     indices: int
@@ -42,18 +42,18 @@ class Sizes:
 
     @classmethod
     def of(cls, raw: bytes) -> Sizes:
-        """Read off the header of an encoded message."""
+        """Read from the header of an encoded message."""
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
         payload = indices = 0
         for name, part in header.items():
             if name != "__metadata__":
                 size = part["data_offsets"][1] - part["data_offsets"][0]
-                counts = "F" in part["dtype"] or part["dtype"] == "U8"  # bytes are numbers that a codec has packed
+                counts = "F" in part["dtype"] or part["dtype"] == "U8"  # U8: numbers packed by a codec
                 payload, indices = (payload + size, indices) if counts else (payload, indices + size)
         return cls(payload, indices, len(raw) - payload - indices)
 
     def uncoded(self, message: Message | None) -> Sizes:
-        """The same message without a codec: its tensors as they are, and this header."""
+        """The sizes of the same message without a codec, with this header."""
         sizes = {True: 0, False: 0}
         for value in _tensors(message).values():
             sizes[value.is_floating_point() or value.dtype == torch.uint8] += value.nbytes
@@ -76,7 +76,7 @@ class Parcel:
 def encode(
     message: Message | None, envelope: Mapping[str, Any] | None = None, code: Code = lambda name, value: None
 ) -> bytes:
-    """The bytes of a message (None says nothing) in its envelope."""
+    """The bytes of a message and its envelope; None is an empty message."""
     tensors: dict[str, Tensor] = {}
     for name, value in _tensors(message).items():
         parts = code(name, value)
@@ -87,7 +87,7 @@ def encode(
 
 
 def _tensors(message: Message | None) -> dict[str, Tensor]:
-    """Every tensor that travels, under the name it travels by: `field`, or `field/key` inside a mapping."""
+    """Every tensor to send, by name: `field`, or `field/key` inside a mapping."""
     found: dict[str, Tensor] = {}
     for item in dataclasses.fields(message) if message is not None else ():
         value = getattr(message, item.name)
@@ -101,7 +101,7 @@ def _tensors(message: Message | None) -> dict[str, Tensor]:
 
 
 def _plain(message: Message | None) -> dict[str, Any]:
-    """What travels in the header: numbers, strings, and the keys of mappings."""
+    """What is sent in the header: integers, strings, and the keys of mappings."""
     if message is None:
         return {}
     values = {item.name: getattr(message, item.name) for item in dataclasses.fields(message)}
@@ -118,14 +118,14 @@ def _own(value: Tensor) -> Tensor:
 
 
 def decode(raw: bytes, types: Mapping[str, type[Message]], restore: Restore | None = None) -> Parcel:
-    """The message in those bytes, if it is whole and of one of those types."""
+    """The message in these bytes; raises BadMessage if it is damaged or of none of these types."""
     try:
         header_size = int.from_bytes(raw[:8], "little")
         header = json.loads(json.loads(raw[8 : 8 + header_size])["__metadata__"]["fedstill"])
         tensors = load(raw)
         name, plain = header.pop("type"), header.pop("plain")
         if not isinstance(name, str | None) or not isinstance(plain, dict):
-            raise TypeError("its header is no message's")
+            raise TypeError("its header is not that of a message")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise BadMessage(f"unreadable message of {len(raw)} bytes ({error}).") from error
     if name is None:
@@ -140,7 +140,7 @@ def decode(raw: bytes, types: Mapping[str, type[Message]], restore: Restore | No
 
 
 def _restored(cls: type[Message], tensors: Mapping[str, Tensor], restore: Restore) -> dict[str, Tensor]:
-    """Coded tensors as they were."""
+    """All tensors, with the encoded ones decoded."""
     whole: dict[str, Tensor] = {}
     coded: dict[str, dict[str, Tensor]] = {}
     for name, value in tensors.items():
@@ -168,7 +168,7 @@ def _assemble(cls: type[Message], plain: dict[str, Any], tensors: dict[str, Tens
 
 
 def kinds_of(cls: type[Message]) -> dict[str, tuple[type, ...]]:
-    """What each field may hold; any kind of mapping is a dict here."""
+    """The types that each field may have; dict stands for every kind of mapping."""
     hints = get_type_hints(cls)
     kinds = {name: get_args(hint) if isinstance(hint, UnionType) else (hint,) for name, hint in hints.items()}
     return {

@@ -1,4 +1,4 @@
-"""Frames: a small header and bytes as one, for pipes, sockets and calls."""
+"""Frames: a small header and a payload in one byte string, for pipes, sockets and calls."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fedstill.wire.messages import BadMessage
 
 
 def frame(header: Mapping[str, Any], payload: bytes = b"") -> bytes:
-    """Header and payload in one piece."""
+    """Header and payload in one byte string."""
     head = json.dumps(header).encode()
     return len(head).to_bytes(4, "little") + head + payload
 
 
 def unframe(raw: object) -> tuple[dict[str, Any], bytes]:
-    """Header and payload, if that is a frame."""
+    """The header and payload of a frame; raises BadMessage for anything else."""
     if not isinstance(raw, bytes):
         raise BadMessage(f"a {type(raw).__name__} where bytes are expected.")
     size = int.from_bytes(raw[:4], "little")

@@ -1,4 +1,4 @@
-"""The guard: what arrived is what was agreed, or it is refused in a sentence."""
+"""The guard: checks that a message is as agreed, and otherwise says in one sentence what is wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedstill.wire.messages import STAGES, BadMessage, Message
 
 
 def check(message: Message, dimensions: Mapping[str, int], agreed: Mapping[str, Any] | None = None) -> None:
-    """Refuse fields of another type or shape than declared, numbers that are not finite, sizes that are none.
+    """Refuse fields without the declared type or shape, numbers that are not finite, and numbers that are too small.
 
     `agreed` holds the values of fields that must be the same everywhere.
     """
@@ -29,7 +29,7 @@ def check(message: Message, dimensions: Mapping[str, int], agreed: Mapping[str, 
         if "least" in item.metadata and value < item.metadata["least"]:
             raise BadMessage(f"{where} is {value}: at least {item.metadata['least']} is expected.")
         if "agreed" in item.metadata and agreed is not None and value != agreed[item.name]:
-            raise BadMessage(f"{where} is another one than the server's: opinions would not fit together.")
+            raise BadMessage(f"{where} differs from the server's: the public samples or the labels are not the same.")
         if isinstance(value, float) and not math.isfinite(value):
             raise BadMessage(f"{where} is {value}: a number is expected.")
         if isinstance(value, Tensor) and "shape" in item.metadata:
@@ -42,9 +42,9 @@ def check(message: Message, dimensions: Mapping[str, int], agreed: Mapping[str, 
 
 
 def check_measured(metrics: object, notes: object) -> None:
-    """The guard for what comes along with a message: numbers by stage and split, observations, and sentences."""
+    """The same for what accompanies a message: metrics (scores by stage and split, or observations) and notes."""
     if not isinstance(metrics, list) or not isinstance(notes, list) or not all(isinstance(n, str) for n in notes):
-        raise BadMessage("its measurements or notes are no list of them.")
+        raise BadMessage("its measurements are not a list, or its notes are not a list of sentences.")
     for metric in metrics:
         if not isinstance(metric, dict) or not isinstance(metric.get("round"), int):
             raise BadMessage("a measurement without a round.")

@@ -1,4 +1,4 @@
-"""The ledger: how many bytes crossed, in which direction, for what."""
+"""The ledger: how many bytes were sent, in which direction and for what."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedstill.wire.encoding import Sizes
 
 @dataclass
 class Ledger:
-    """Bytes of one round, summed by direction, verb and kind of message; lines for the record."""
+    """The bytes of one round, summed by direction, verb, type of message and number of recipients."""
 
     round: int = 0
     sums: dict[tuple[Direction, str, str, int], list[int]] = field(default_factory=lambda: defaultdict(lambda: [0] * 6))
@@ -22,9 +22,9 @@ class Ledger:
     def count(
         self, direction: Direction, verb: str, kind: str, sizes: Sizes, encoded: int, recipients: int = 1
     ) -> None:
-        """One message, to so many recipients; its bytes are written once, `recipients` says how often it was sent.
+        """Count one message; its bytes are written once, and `recipients` says how often it was sent.
 
-        `sizes` are those before the codec, `encoded` the bytes that really crossed.
+        `sizes` are those before the codec, `encoded` is the number of bytes that were really sent.
         """
         sums = self.sums[direction, verb, kind, recipients]
         for place, value in enumerate((1, sizes.payload, sizes.indices, sizes.header, sizes.total, encoded)):
@@ -32,7 +32,7 @@ class Ledger:
         self.totals[direction] += encoded * recipients
 
     def lines(self) -> Iterable[dict[str, Any]]:
-        """The round's lines; forgets them."""
+        """The round's lines for the record; the sums are then cleared."""
         for (direction, verb, kind, recipients), sums in self.sums.items():
             messages, payload, indices, header, total, encoded = sums
             yield {
@@ -51,11 +51,11 @@ class Ledger:
         self.sums.clear()
 
     def reset(self, totals: Mapping[str, int]) -> None:
-        """Begin a round anew after so many bytes."""
+        """Begin a round again, with the totals of the rounds before."""
         self.sums.clear()
         self.totals.update(totals)
 
     @property
     def total(self) -> int:
-        """Bytes that crossed so far, both ways."""
+        """Bytes sent so far, in both directions."""
         return sum(self.totals.values())

@@ -14,38 +14,38 @@ from torch import Tensor
 from fedstill.common.errors import FedstillError
 
 STAGES = ("trained", "distilled", "processed")
-"""What a party measures itself after, in the order in which a round comes to them."""
+"""The parts of a round after which parties are measured, in order."""
 
 SERVER = "server"
 """The server's name among the parties."""
 
 Kind = Literal["opinions", "parameters"]
-"""What a codec can be chosen for."""
+"""The kinds of field that a codec can be chosen for."""
 
 
 class BadMessage(FedstillError):
-    """Something arrived that is not what was agreed."""
+    """A message that is not as agreed."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """The base of everything that travels."""
+    """The base class of all messages."""
 
 
 M = TypeVar("M", bound=Message)
 
 
 def array(*shape: str | int, optional: bool = False, kind: Kind | None = None) -> Any:
-    """A field for an array; the guard checks the shape, where "public" and "labels" stand for their numbers.
+    """A field for an array; the guard checks its shape, in which "public" is the number of public samples, and so on.
 
-    "asked" stands for how many rows the call's own message named, in its field `rows`.
+    "asked" is the length of the field `rows` in the call that the message replies to.
     """
     about = {"shape": shape, "kind": kind}
     return field(default=None, metadata=about) if optional else field(metadata=about)
 
 
 def opinions(*shape: str | int, optional: bool = False) -> Any:
-    """An array of what a model says of samples, logits or probabilities: a codec may shrink it."""
+    """A field for an array of a model's logits or probabilities for samples: a codec may shrink it."""
     return array(*shape, optional=optional, kind="opinions")
 
 
@@ -57,7 +57,7 @@ def parameters(optional: bool = False) -> Any:
 
 @dataclass(frozen=True)
 class Hello(Message):
-    """What a client says of itself before the first round."""
+    """What a client tells about itself before the first round."""
 
     size: int = field(metadata={"least": 1})
     label_counts: Tensor | None = array("labels", optional=True)
@@ -67,7 +67,7 @@ class Hello(Message):
 
 @dataclass(frozen=True)
 class Opinion(Message):
-    """What a client says of the public samples, and how well it fits its own."""
+    """A client's predictions for the public samples, and how well it fits its own rows."""
 
     logits: Tensor = opinions("public", "labels")
     loss: float | None = None
@@ -78,14 +78,14 @@ class Opinion(Message):
 
 @dataclass(frozen=True)
 class Answer(Message):
-    """What the server says of the public samples."""
+    """The server's answer for the public samples."""
 
     logits: Tensor = opinions("public", "labels")
 
 
 @dataclass(frozen=True)
 class Scores(Message):
-    """What a client says of the public samples that it was asked about."""
+    """A client's predictions for the public samples that it was asked about."""
 
     logits: Tensor = opinions("asked", "labels")
 
@@ -99,6 +99,6 @@ class Parameters(Message):
 
 @dataclass(frozen=True)
 class Done(Message):
-    """A client has worked and has nothing to say."""
+    """A client has done its work and sends no opinion."""
 
     loss: float | None = None

@@ -1,4 +1,4 @@
-"""What comes back from a call: the messages of those who answered, in order, and who failed and why."""
+"""What a call returns: the messages of the clients that answered, in order, and which clients failed and why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedstill.wire.messages import Hello, M
 
 @dataclass(frozen=True)
 class Failure:
-    """A client that did not answer usably, as data."""
+    """A client that gave no usable reply, and why."""
 
     client: str
     reason: str
@@ -50,12 +50,12 @@ class Replies(Mapping[str, M], Generic[M]):
 
     @property
     def sizes(self) -> Tensor:
-        """n_k of those who answered."""
+        """n_k of the clients that answered."""
         return torch.tensor([self.clients[name].size for name in self], dtype=torch.float64)
 
     @property
     def label_counts(self) -> Tensor:
-        """How many rows of each class those who answered have, as [K, C]."""
+        """How many rows of each class the clients that answered have, as [K, C]."""
         return label_counts({name: self.clients[name] for name in self})
 
     def only(self, clients: Iterable[str]) -> Replies[M]:
@@ -64,7 +64,7 @@ class Replies(Mapping[str, M], Generic[M]):
 
     @property
     def shares(self) -> Tensor:
-        """n_k/n of those who answered."""
+        """n_k/n of the clients that answered."""
         return self.sizes / self.sizes.sum()
 
     def change(self, name: str, function: Callable[[Tensor], Tensor]) -> Replies[M]:
@@ -73,7 +73,7 @@ class Replies(Mapping[str, M], Generic[M]):
         return replace(self, messages=changed)
 
     def rows(self, name: str, numbers: Tensor) -> Replies[M]:
-        """The same replies with some rows only of one array field."""
+        """The same replies with only these rows of one array field."""
         return self.change(name, lambda values: values[numbers])
 
     def blend(self, name: str, weights: Tensor) -> Tensor:
@@ -88,12 +88,12 @@ class Replies(Mapping[str, M], Generic[M]):
         return average({client: getattr(message, name) for client, message in self.messages.items()}, weights)
 
     def mean(self, name: str) -> Tensor:
-        """The blend in which everybody counts the same."""
+        """The blend with equal weights."""
         return self.blend(name, uniform(len(self)))
 
 
 def label_counts(clients: Mapping[str, Hello]) -> Tensor:
-    """How many rows of each class these clients have, as [K, C]; refuses where one does not tell."""
+    """How many rows of each class these clients have, as [K, C]; raises if one withholds them."""
     counts = {name: hello.label_counts for name, hello in clients.items()}
     if silent := [name for name, count in counts.items() if count is None]:
         raise FedstillError(f"this method needs label counts, and {', '.join(silent)} withholds them.")
@@ -101,7 +101,7 @@ def label_counts(clients: Mapping[str, Hello]) -> Tensor:
 
 
 def average(models: Mapping[str, Mapping[str, Tensor]], weights: Tensor) -> dict[str, Tensor]:
-    """The weighted mean of models' parameters, by the models' names; integers are taken from the first."""
+    """The weighted mean of the parameters of several models, given by name; integers are taken from the first."""
     (name, first), *others = models.items()
     for other, parameters in others:
         if different := sorted({key for key, _ in _kinds(first).items() ^ _kinds(parameters).items()}):
@@ -126,5 +126,5 @@ def _kinds(mapping: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, bool]]:
 
 
 def uniform(clients: int) -> Tensor:
-    """1/K for everybody."""
+    """The weight 1/K for every client."""
     return torch.full((clients,), 1.0 / clients, dtype=torch.float64)

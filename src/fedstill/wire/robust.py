@@ -1,7 +1,7 @@
-"""Robust means: many opinions on each sample into one that a minority of liars cannot bend.
+"""Robust means: combine the opinions on each sample so that a minority of dishonest clients has little influence.
 
-Opinions are probabilities [K, N, C]; the mean is a distribution a sample [N, C]. Everything is vectorised over samples
-and computed in float64 on ordered values, so that the order of the clients changes not even a rounding.
+Opinions are probabilities [K, N, C]; the mean is one distribution per sample, [N, C]. Everything is vectorised over
+samples and computed in float64 on sorted values, so that the order of the clients does not even change the rounding.
 """
 
 from __future__ import annotations
@@ -17,41 +17,42 @@ from fedstill.common.errors import FedstillError
 RobustMean = Literal["filter", "median", "trimmed"]
 
 EXCESS = 2.0
-"""The largest variance, in honest ones, that is left alone: a fifth of the clients, hidden below it, moves the mean by
-half an honest standard deviation or so; opinions that go though all are honest, by a sixth (measured, K = 5)."""
+"""The largest variance, as a multiple of the honest one, that is not filtered. Measured for K = 5: a fifth of the
+clients that stays below it moves the mean by about half an honest standard deviation; if all clients are honest, the
+opinions that are dropped nevertheless move it by a sixth."""
 NORMAL = 1.4826
-"""From the median distance to the standard deviation of a normal distribution."""
+"""Turns the median distance from the median into the standard deviation, for a normal distribution."""
 ROUNDING = 1e-12
-"""Variance that is none: standard deviations of a millionth."""
+"""Variances up to this count as zero: standard deviations of a millionth."""
 
 
 def robust_mean(kind: RobustMean, opinions: Tensor, share: float) -> Tensor:
-    """The mean of that kind; `share` is read by `trimmed` and `filter`."""
+    """The mean of this kind; `share` is for `trimmed` and `filter`."""
     if kind == "median":
         return median(opinions)
     return trimmed(opinions, share) if kind == "trimmed" else filtered(opinions, share)
 
 
 def median(opinions: Tensor) -> Tensor:
-    """The median of each class, made a distribution; it stands while fewer than half of the clients lie."""
+    """The median of each class, normalised; robust while fewer than half of the clients are dishonest."""
     return _middle(opinions, (len(opinions) - 1) // 2)
 
 
 def trimmed(opinions: Tensor, share: float) -> Tensor:
-    """The mean of each class without that share of the clients at each end, made a distribution."""
+    """The mean of each class without this share of the clients at each end, normalised."""
     return _middle(opinions, most(share, len(opinions)))
 
 
 def filtered(opinions: Tensor, share: float) -> Tensor:
-    """Spectral filtering (Diakonikolas 2017, one point at a time): the mean without at most that share of the clients.
+    """Spectral filtering (Diakonikolas 2017, one point at a time): the mean without at most this share of the clients.
 
-    For each sample: while the largest variance over directions exceeds what honest opinions would show along that
-    direction, judged by their median distance from their median, the opinion farthest from the median goes.
+    For each sample, in the direction of largest variance: while the variance is larger than honest opinions would have
+    (estimated by the median distance from the median), the opinion farthest from the median is dropped.
     """
     points = _ordered(_probabilities(opinions).transpose(0, 1))
     kept = torch.ones(points.shape[:2], dtype=torch.bool)
     for _ in range(most(share, len(opinions))):
-        # A sample that needs no more filtering comes out of further turns as it went in.
+        # Once a sample needs no more filtering, further iterations do not change it.
         centred = (points - _mean(points, kept)[:, None]) * kept[..., None]
         covariance = centred.mT @ centred / kept.sum(1)[:, None, None]
         variances, directions = torch.linalg.eigh(covariance)
@@ -65,12 +66,12 @@ def filtered(opinions: Tensor, share: float) -> Tensor:
 
 
 def most(share: float, clients: int) -> int:
-    """How many of the clients that share is at most; 0.29 of 100 is 29, whatever floating point says."""
+    """This share of the clients as a number, rounded down; 0.29 of 100 is 29, despite floating-point errors."""
     return math.floor(share * clients + 1e-9)
 
 
 def _middle(opinions: Tensor, cut: int) -> Tensor:
-    """The mean of each class without the `cut` smallest and largest, made a distribution."""
+    """The mean of each class without the `cut` smallest and largest values, normalised."""
     clients = len(opinions)
     if 2 * cut >= clients:
         raise FedstillError(f"trimming {cut} of {clients} opinions at each end leaves none: choose `share` below 0.5.")
@@ -78,18 +79,18 @@ def _middle(opinions: Tensor, cut: int) -> Tensor:
 
 
 def _probabilities(opinions: Tensor) -> Tensor:
-    """What is no probability is garbage: cut to [0, 1], it can neither overflow nor weigh more than a vote."""
+    """The opinions clamped to [0, 1], so that garbage can neither overflow nor weigh more than a full vote."""
     return opinions.double().clamp(0.0, 1.0)
 
 
 def _distribution(values: Tensor) -> Tensor:
-    """Divided by their sum; uniform where all is zero."""
+    """The values divided by their sum; uniform where all are zero."""
     total = values.sum(-1, keepdim=True)
     return torch.where(total > 0, values / total, 1.0 / values.shape[-1])
 
 
 def _ordered(points: Tensor) -> Tensor:
-    """The points [N, K, C] of each sample in lexicographic order: who is who can then decide no tie."""
+    """The points [N, K, C] of each sample in lexicographic order, so that ties do not depend on the clients' order."""
     for column in reversed(range(points.shape[-1])):
         order = points[..., column].argsort(dim=1, stable=True)
         points = points.gather(1, order[..., None].expand_as(points))
@@ -97,12 +98,12 @@ def _ordered(points: Tensor) -> Tensor:
 
 
 def _mean(points: Tensor, kept: Tensor) -> Tensor:
-    """Of the points that are kept, [N, C]."""
+    """The mean of the kept points, [N, C]."""
     return (points * kept[..., None]).sum(1) / kept.sum(1, keepdim=True)
 
 
 def _masked_median(values: Tensor, kept: Tensor) -> Tensor:
-    """Of the values [N, K] that are kept, [N, 1]."""
+    """The median of the kept values [N, K], as [N, 1]."""
     ordered = values.where(kept, torch.inf).sort(1).values
     count = kept.sum(1, keepdim=True)
     return (ordered.gather(1, (count - 1) // 2) + ordered.gather(1, count // 2)) / 2

@@ -142,7 +142,7 @@ def test_logits_arrive_as_log_probabilities_and_keep_their_order():
 
 def test_32_bits_are_the_numbers_themselves():
     assert Quantised(up=32).encode(chances(1), UP, {}) is None
-    with pytest.raises(BadMessage, match="other labels than the 32 bits"):
+    with pytest.raises(BadMessage, match="not in the agreed 32 bits"):
         Quantised(up=32).decode({"codes": torch.zeros(3, dtype=torch.uint8)}, UP, {})
 
 
@@ -156,12 +156,12 @@ GOOD = pack(quantise(chances(1), 2), None, 2)
 @pytest.mark.parametrize(
     ("parts", "complaint"),
     [
-        ({"codes": GOOD}, "other labels than the 2 bits"),
-        ({"codes": GOOD, "about": about(1, 0, 0)}, "other labels than the 2 bits"),
-        ({"codes": GOOD, "about": about(3, 2, 0, 12, 3)}, "the difference to its labels number 2.*are number 0"),
+        ({"codes": GOOD}, "not in the agreed 2 bits"),
+        ({"codes": GOOD, "about": about(1, 0, 0)}, "not in the agreed 2 bits"),
+        ({"codes": GOOD, "about": about(3, 2, 0, 12, 3)}, "differences from its labels number 2.*are number 0"),
         ({"codes": GOOD, "about": about(3, 0, 0, 11, 3)}, "not those of 11 samples and 3 classes"),
-        ({"codes": GOOD, "about": about(3, 0, 0, 10**6, 3)}, "nobody was asked for so many"),
-        ({"codes": GOOD, "about": about(3, 0, 0, -1, 3)}, "nobody was asked for so many"),
+        ({"codes": GOOD, "about": about(3, 0, 0, 10**6, 3)}, "no call asks for so many"),
+        ({"codes": GOOD, "about": about(3, 0, 0, -1, 3)}, "no call asks for so many"),
         ({"codes": pack(torch.full((12, 3), 3, dtype=torch.uint8), None, 2), "about": about(1, 0, 0, 12, 3)}, "sum to"),
         ({"codes": pack(quantise(chances(1), 4), None, 4), "about": about(1, 0, 0, 12, 3)}, "more than the 2 bits"),
     ],

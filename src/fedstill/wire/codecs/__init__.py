@@ -1,7 +1,7 @@
-"""Codecs: fewer bytes for opinions or parameters, chosen by a line of the experiment. One file a codec.
+"""Codecs make opinions or parameters smaller; a line of the experiment chooses one. Each codec has its own file.
 
-A codec works on one tensor at a time. What it must remember from one message to the next it keeps in a `History`, which
-is part of its party's state.
+A codec works on one tensor at a time. What it must remember between messages is in a `History`, which is part of the
+state of the party that sends or receives.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from fedstill.wire.messages import Kind
 
 Direction = Literal["up", "down"]
 History = dict[str, Tensor]
-"""What one party remembers of one tensor that crosses again and again."""
+"""What a codec remembers, on one party's side, about a tensor that is sent repeatedly."""
 
 
 @dataclass(frozen=True)
 class Passage:
-    """Who sends a message to whom, and when it was made."""
+    """A message's sender, receivers and round."""
 
     direction: Direction
     sender: str
     receivers: tuple[str, ...]
     round: int
-    """The round whose result it is: an answer, which travels with the next round's call, is of the round before."""
+    """The round that produced the message: an answer is sent with the next round's call, but is of the round before."""
     rounds: int
     largest: int | None = None
-    """How many numbers an opinion can have at most, so that few bytes cannot become gigabytes."""
+    """The most numbers that an opinion can have, so that a small message cannot decode to gigabytes."""
 
 
 @dataclass(frozen=True)
 class Codec:
-    """How a tensor of floating-point numbers travels."""
+    """Encodes a floating-point tensor in fewer bytes, and decodes it."""
 
     name: ClassVar[str]
-    """As the experiment calls it."""
+    """Its name in an experiment."""
 
     def encode(self, value: Tensor, passage: Passage, history: History) -> Parts | None:
-        """The tensors that travel instead, by names of the codec's own; None where the value travels as it is."""
+        """The tensors to send instead, under names that the codec chooses; None to send the value unchanged."""
         raise NotImplementedError
 
     def decode(self, parts: Parts, passage: Passage, history: History) -> Tensor:
-        """The value, as far as it was kept; refuses what this codec did not make with a BadMessage."""
+        """The value, except for what encoding lost; raises BadMessage for parts that this codec did not make."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Plain(Codec):
-    """Everything as it is: what a method uses that names no codec, or an experiment to switch a method's own off."""
+    """Sends everything unchanged: the default, and how an experiment switches off a method's own codec."""
 
     name: ClassVar[str] = "fp32"
 
@@ -65,23 +65,23 @@ class Plain(Codec):
 
 @dataclass(frozen=True)
 class Codecs:
-    """Which codec opinions and parameters take."""
+    """The codec of opinions and the codec of parameters."""
 
     opinions: Codec = field(default_factory=Plain)
     parameters: Codec = field(default_factory=Plain)
 
     def of(self, kind: Kind | None) -> Codec | None:
-        """The codec for a field of that kind; None where it changes nothing."""
+        """The codec for a field of this kind; None if it changes nothing."""
         codec = None if kind is None else getattr(self, kind)
         return None if isinstance(codec, Plain) else codec
 
 
 def known() -> dict[str, type[Codec]]:
-    """Our codecs by name."""
+    """The built-in codecs by name."""
     classes: dict[str, type[Codec]] = {"Plain": Plain, **classes_in(sys.modules[__name__], Codec)}
     return {cls.name: cls for cls in classes.values() if "name" in vars(cls)}
 
 
 def make(spec: str | Mapping[str, Any]) -> Codec:
-    """The codec of that name with those options; `file.py:Class` is one of a user's own."""
+    """The codec with this name and these options; `file.py:Class` names a user's own class."""
     return construct(Codec, spec, known)

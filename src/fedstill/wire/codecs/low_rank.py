@@ -1,4 +1,4 @@
-"""Matrices as the few directions that hold most of their energy: fewer numbers travel."""
+"""Matrices as low-rank products that keep most of their energy: fewer numbers are sent."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Energy = Annotated[float, Field(gt=0, lt=1)]
 
 @dataclass(frozen=True)
 class LowRank(Codec):
-    """U [m, r], S [r] and V [r, ...] of every matrix, with the smallest r that keeps more than a share of its energy.
+    """Sends U [m, r], S [r] and V [r, ...] of a matrix, with the smallest r that keeps more than a share of its energy.
 
-    The share rises from `energy_first` in the first round to `energy_last` in the last. Tensors of more dimensions are
-    matrices of their first by all others. What would not shrink travels as it is. Made for changes of parameters, as
-    MutualKD sends them; whole models lose too much.
+    The share rises from `energy_first` in the first round to `energy_last` in the last. Tensors with more
+    dimensions are treated as matrices: the first dimension by all others. A tensor that would not shrink is sent
+    unchanged. Meant for changes of parameters, which MutualKD sends; whole models lose too much.
     """
 
     name: ClassVar[str] = "low_rank"
@@ -47,12 +47,12 @@ class LowRank(Codec):
 
 
 def _factors(value: Tensor, energy: float) -> tuple[Tensor, Tensor, Tensor] | None:
-    """U, S and V; or None where they are no fewer numbers than the matrix."""
+    """U, S and V; None if they have no fewer numbers than the matrix."""
     matrix = value.detach().cpu().double().flatten(1)
     is_wide = matrix.shape[0] < matrix.shape[1]
     tall = matrix.T if is_wide else matrix
-    # The squares of the singular values are the eigenvalues of the smaller Gram matrix: a tenth of a decomposition's
-    # work for a table of word embeddings, and what is kept is an exact projection of the matrix whatever the rounding.
+    # The squared singular values are the eigenvalues of the smaller Gram matrix. For a table of word embeddings this
+    # takes a tenth of an SVD's time, and despite rounding the result is an exact projection of the matrix.
     squares, directions = torch.linalg.eigh(tall.T @ tall)
     rank = _rank(squares.flip(0), energy)
     if rank * (sum(matrix.shape) + 1) >= matrix.numel():
@@ -67,6 +67,6 @@ def _factors(value: Tensor, energy: float) -> tuple[Tensor, Tensor, Tensor] | No
 
 
 def _rank(squares: Tensor, energy: float) -> int:
-    """The smallest r >= 1 whose first r squares sum to more than that share of all; squares fall."""
+    """The smallest r >= 1 whose first r squares sum to more than this share of all; squares are in descending order."""
     sums = squares.clamp(min=0).cumsum(0)
     return min(len(sums), 1 + int((sums <= energy * sums[-1]).sum())) if sums[-1] > 0 else 1

@@ -1,6 +1,6 @@
 """Class probabilities in few bits: rounded to a grid, sent as differences, and entropy-coded (CFD).
 
-DEFLATE (zlib: LZ77 and Huffman codes) stands in for CFD's CABAC, which is a video coder's; sizes are DEFLATE's.
+DEFLATE (zlib: LZ77 and Huffman codes) replaces CABAC, the entropy coder of CFD; sizes are those of DEFLATE.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from fedstill.wire.messages import BadMessage
 Bits = Literal[1, 2, 3, 4, 5, 6, 7, 8, 32]
 
 SMALLEST = 1e-8
-"""The probability that a code of zero stands for where the receiver wants logits."""
+"""The probability that a zero code becomes where logits were encoded: log 0 is not finite."""
 
 
 @dataclass(frozen=True)
 class Quantised(Codec):
-    """Each row on the grid i/(2^bits - 1), so that it still sums to one; one bit is the most likely class.
+    """Rounds each row to the grid i/(2^bits - 1) so that it still sums to 1; one bit keeps only the most likely class.
 
-    `up` and `down` are the bits a class; 32 sends the numbers as they are. Logits arrive as log-probabilities. Codes
-    travel as differences to the sender's last ones where every receiver has those and that takes fewer bytes.
+    `up` and `down` are the bits per class; 32 sends the numbers unchanged. Logits arrive as log-probabilities. Codes
+    are sent as differences from the sender's last codes if every receiver has those and it takes no more bytes.
     """
 
     name: ClassVar[str] = "quantised"
@@ -56,14 +56,14 @@ class Quantised(Codec):
     def decode(self, parts: Parts, passage: Passage, history: History) -> Tensor:
         bits = self._bits(passage)
         if bits == 32 or parts.keys() != {"codes", "about"} or parts["about"].shape != (5,):
-            raise BadMessage(f"{passage.sender} sends other labels than the {bits} bits that were agreed.")
+            raise BadMessage(f"{passage.sender} sends labels that are not in the agreed {bits} bits.")
         number, since, is_logits, rows, classes = parts["about"].tolist()
         if min(rows, classes) < 0 or (passage.largest is not None and rows * classes > passage.largest):
-            raise BadMessage(f"codes of {rows} samples and {classes} classes: nobody was asked for so many.")
+            raise BadMessage(f"codes of {rows} samples and {classes} classes: no call asks for so many.")
         held = int(history.get("number", torch.tensor(0)))
         if since not in (0, held) or (since and history["codes"].shape != (rows, classes)):
             raise BadMessage(
-                f"{passage.sender} sends the difference to its labels number {since}, and the last that arrived are "
+                f"{passage.sender} sends differences from its labels number {since}, but the last that arrived are "
                 f"number {held}."
             )
         codes = unpack(parts["codes"], history["codes"] if since else None, bits, (rows, classes))
@@ -82,9 +82,9 @@ def _are_probabilities(value: Tensor) -> bool:
 
 
 def quantise(probabilities: Tensor, bits: int) -> Tensor:
-    """Each row on the grid i/(2^bits - 1), as integers uint8 [N, C] that sum to 2^bits - 1.
+    """Each row rounded to the grid i/(2^bits - 1), as integers i, uint8 [N, C], that sum to 2^bits - 1.
 
-    Largest remainders are rounded up, ties by class order: rows still sum to one, and one bit is the most likely class.
+    The largest remainders are rounded up, ties in class order: with one bit, only the most likely class is 1.
     """
     levels = 2**bits - 1
     exact = probabilities.double()
@@ -102,19 +102,19 @@ def dequantise(codes: Tensor, bits: int) -> Tensor:
 
 
 def pack(codes: Tensor, before: Tensor | None, bits: int) -> Tensor:
-    """The bytes, uint8 [bytes], of codes as differences (modulo 2^bits) to those sent before, if any were."""
+    """The codes compressed, uint8 [bytes]; as differences (modulo 2^bits) from `before` if given."""
     differences = codes if before is None else (codes - before) & (2**bits - 1)  # uint8 wraps
     return torch.from_numpy(np.frombuffer(zlib.compress(differences.numpy().tobytes(), 9), np.uint8).copy())
 
 
 def unpack(packed: Tensor, before: Tensor | None, bits: int, shape: tuple[int, int]) -> Tensor:
-    """The codes in those bytes; refuses bytes that hold anything else than so many codes of so many bits."""
+    """The codes in these bytes; raises BadMessage unless they are codes of this shape and number of bits."""
     if packed.dtype != torch.uint8 or packed.ndim != 1:
         raise BadMessage(f"packed codes are bytes, not {packed.dtype} of shape {tuple(packed.shape)}.")
     many = shape[0] * shape[1]
     reader = zlib.decompressobj()
     try:
-        raw = reader.decompress(packed.numpy().tobytes(), many + 1)  # a few bytes may not become gigabytes
+        raw = reader.decompress(packed.numpy().tobytes(), many + 1)  # limited: a few bytes must not become gigabytes
     except zlib.error as error:
         raise BadMessage(f"packed codes cannot be unpacked ({error}).") from error
     if len(raw) != many or not reader.eof or reader.unused_data:

@@ -1,4 +1,4 @@
-"""Numbers rounded to half the bytes."""
+"""Numbers rounded to 16 bits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedstill.wire.messages import BadMessage
 
 @dataclass(frozen=True)
 class Rounded(Codec):
-    """Every number in fewer bits; it arrives as float32 again."""
+    """Sends every number in fewer bits; it is decoded to float32."""
 
     dtype: ClassVar[torch.dtype]
 
@@ -29,13 +29,13 @@ class Rounded(Codec):
     def decode(self, parts: Parts, passage: Passage, history: History) -> Tensor:
         value = parts.get(self.name)
         if value is None or value.dtype != self.dtype:
-            raise BadMessage(f"numbers that are not {self.name}, as was agreed.")
+            raise BadMessage(f"numbers that are not {self.name}, which was agreed on.")
         return value.float()
 
 
 @dataclass(frozen=True)
 class BFloat16(Rounded):
-    """8 bits of precision and float32's range: the right one for parameters."""
+    """8 bits of precision and the range of float32: the better choice for parameters."""
 
     name: ClassVar[str] = "bf16"
     dtype: ClassVar[torch.dtype] = torch.bfloat16
