@@ -359,7 +359,7 @@ def test_a_client_trains_on_that_many_rows_drawn_anew_every_round(texts, tmp_pat
         client.enter(number)
         told.clear()
         FedDRS().work(client, Work(plan.make_server(silent).parameters(), rows_wanted=wanted))
-        assert told[-1]["steps"] == min(wanted, everything, rows or everything)
+        assert told[-1].steps == min(wanted, everything, rows or everything)
         found.append(client.parameters()["head.weight"])
     assert not torch.equal(found[0], found[1])
 

@@ -323,10 +323,11 @@ def test_a_bag_of_words_has_no_space_for_noise_and_is_told_so_before_anybody_tra
 
 
 def test_half_the_bytes_travel_and_noise_is_made_all_the_same(digits, tmp_path):
-    record = fedstill.run(digits(algorithm=QUICK | {"width": "bf16"}), tmp_path / "run")
+    record = fedstill.run(digits(algorithm=QUICK, wire={"parameters": "bf16"}), tmp_path / "run")
     numbers = sum(value.numel() for value in model_of(record).values())
-    up = sum(line["payload"] for line in record.ledger if line["direction"] == "up" and line["message"] == "Parameters")
-    assert up == 3 * 2 * numbers
+    up = [line for line in record.ledger if line["direction"] == "up" and line["message"] == "Parameters"]
+    assert sum(line["payload"] for line in up) == 3 * 4 * numbers
+    assert sum(line["bytes"] - line["encoded"] for line in up) == pytest.approx(3 * 2 * numbers, rel=0.01)
     assert len(observations(record)) == 3
 
 

@@ -36,6 +36,7 @@ COUNTS = {
     "quorum": 0.5,
     "seed": 7,
     "threads": 7,
+    "wire": {"opinions": "bf16"},
     "precision": "bf16",
     "fast": False,
     "save_every": 7,

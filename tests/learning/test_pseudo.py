@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from scipy.special import rel_entr, softmax
 
 from fedstill.learning.losses import within_task
-from fedstill.learning.pseudo import Answer, Reader, Sampling, descend, sampling_loss
+from fedstill.learning.pseudo import ModelAnswer, Reader, Sampling, descend, sampling_loss
 from fedstill.models import ModelSpec, build
 from fedstill.models.small import TextCNN
 from tests.models.tiny_t5 import make_tiny_t5
@@ -198,7 +198,7 @@ def test_somebody_may_watch_every_step_and_the_end(teacher, student, start):
 
 
 def answer(logits, targets=LABELS):
-    return Answer(logits.log_softmax(-1)[:, None], targets[:, None], torch.ones(len(targets), 1, dtype=torch.bool))
+    return ModelAnswer(logits.log_softmax(-1)[:, None], targets[:, None], torch.ones(len(targets), 1, dtype=torch.bool))
 
 
 def random_logits(seed):
@@ -217,7 +217,7 @@ def test_the_divergence_is_scipys_and_torchs_with_the_teacher_first():
 def test_the_divergence_over_positions_counts_those_of_the_label_only():
     own, other = (torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in (1, 2))
     targets, mask = torch.zeros(2, 3, dtype=torch.long), torch.tensor([[True, True, False], [True, False, False]])
-    first, second = (Answer(logits.log_softmax(-1), targets, mask) for logits in (own, other))
+    first, second = (ModelAnswer(logits.log_softmax(-1), targets, mask) for logits in (own, other))
     each = rel_entr(softmax(own.numpy(), -1), softmax(other.numpy(), -1)).sum(-1)
     np.testing.assert_allclose(first.divergence(second).numpy(), [each[0, 0] + each[0, 1], each[1, 0]], rtol=1e-12)
 

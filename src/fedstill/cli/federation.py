@@ -135,11 +135,11 @@ def status(
     """
     from rich.live import Live
 
-    from fedstill.federation.operate import Line
+    from fedstill.federation.operate import AdminLine
     from fedstill.federation.view import picture
 
     centre = _centre(folder)
-    with Line(centre) as line:
+    with AdminLine(centre) as line:
         if once or not console.is_terminal:
             console.print(picture(line, job), highlight=False)
             return

@@ -145,7 +145,8 @@ class Experiment(Settings):
     """Rounds between two checkpoints."""
     wire: WireSpec = WireSpec()
 
-    _method: Algorithm | None = PrivateAttr(None)
+    _made: tuple[dict[str, Any], Algorithm] | None = PrivateAttr(None)
+    """The algorithm, and the settings that it was made from."""
 
     @field_validator("labels")
     @classmethod
@@ -191,14 +192,17 @@ class Experiment(Settings):
 
     @property
     def method(self) -> Algorithm:
-        """The algorithm as an object, made once."""
-        if self._method is None:
-            self._method = algorithms.make(self.algorithm)
-        return self._method
+        """The algorithm as an object, made once from its settings."""
+        if self._made is None or self._made[0] is not self.algorithm:
+            self._made = (self.algorithm, algorithms.make(self.algorithm))
+        return self._made[1]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Experiment) and self.model_dump() == other.model_dump()
 
     def __getstate__(self) -> dict[Any, Any]:
         """Without the algorithm: another process cannot unpickle a user's class before it has loaded it."""
-        return super().__getstate__() | {"__pydantic_private__": {"_method": None}}
+        return super().__getstate__() | {"__pydantic_private__": {"_made": None}}
 
     def codecs(self) -> Codecs:
         """The codecs of `wire`, and the method's own where `wire` sets none."""

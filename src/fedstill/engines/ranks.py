@@ -93,7 +93,7 @@ def loss() -> LostRank | None:
     return current.loss() if current.lost else None
 
 
-class Line:
+class RankLine:
     """Messages between this rank and another one, in order, on threads of their own.
 
     A signal interrupts the main thread anywhere, and half a message would be the end of the line.
@@ -238,7 +238,7 @@ class FirstRank:
             line.listener.join(LEAVE_S)
         return not self.lost and not any(line.listener.is_alive() for line in present)
 
-    def _line(self, rank: int) -> Line:
+    def _line(self, rank: int) -> RankLine:
         def heard(words: list[Any], raw: bytes) -> None:
             kind, about = words
             if kind == "progress":
@@ -254,7 +254,7 @@ class FirstRank:
             self.lost[rank] = reason
             self.inbox.put(None)
 
-        return Line(rank, heard, broke)
+        return RankLine(rank, heard, broke)
 
     def _next(self, rank: int) -> None:
         """One request at a time: a rank need not hold what it does not work on yet."""
@@ -275,7 +275,7 @@ class Follower:
         self.requests: SimpleQueue[tuple[int, Request]] = SimpleQueue()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._end_soon)
-        self.line = Line(0, self._heard, self._end)
+        self.line = RankLine(0, self._heard, self._end)
 
     def serve(self, answer: Callable[[Request], Outcome]) -> None:
         """Answer requests for as long as the process lives."""

@@ -1,7 +1,7 @@
 """NVIDIA FLARE carries the bytes between the centre and the sites. The only file that imports it.
 
-All checks and computations are in the other files of `fedstill.federation`. A job names `Centre` and `Site` below;
-FLARE makes one of them on each machine, and lets the centre call the sites over mutual TLS.
+All checks and computations are in the other files of `fedstill.federation`. A job names `CentreHalf` and `SiteHalf`
+below; FLARE makes one of them on each machine, and lets the centre call the sites over mutual TLS.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SERVER = "server"
 """FLARE's name for the centre."""
 
 
-class Centre:
+class CentreHalf:
     """A job at the centre."""
 
     def __init__(self, job: str) -> None:
@@ -69,7 +69,7 @@ class Centre:
             centre.conduct(job, file, kit / "runs", ask, tell)
 
 
-class Site:
+class SiteHalf:
     """A job at a site. An error here must not end the job for the others."""
 
     def __init__(self, job: str) -> None:
@@ -170,12 +170,12 @@ def halves(job: str) -> dict[str, dict[str, Any]]:
     server = {
         "format_version": 2,
         "workflows": [{"id": "collab", **controller}],
-        "components": [{"id": "centre", "path": "fedstill.federation.flare.Centre", "args": told}],
+        "components": [{"id": "centre", "path": "fedstill.federation.flare.CentreHalf", "args": told}],
     }
     client = {
         "format_version": 2,
         "executors": [{"tasks": ["*"], "executor": executor}],
-        "components": [{"id": "site", "path": "fedstill.federation.flare.Site", "args": told}],
+        "components": [{"id": "site", "path": "fedstill.federation.flare.SiteHalf", "args": told}],
     }
     return {"config/config_fed_server.json": server, "config/config_fed_client.json": client}
 

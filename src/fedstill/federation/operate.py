@@ -60,14 +60,14 @@ class Centre:
         return flare().Admin(self.folder / "admin", kits.ADMIN)
 
 
-class Line:
+class AdminLine:
     """A connection to the server that is used until it breaks, because FLARE leaks closed connections."""
 
     def __init__(self, centre: Centre) -> None:
         self.centre = centre
         self.admin: Any = None
 
-    def __enter__(self) -> Line:
+    def __enter__(self) -> AdminLine:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -121,7 +121,7 @@ def _own_classes(experiment: Experiment) -> dict[str, str]:
     """The user-written classes that the experiment names, and their places: every machine must allow them all."""
     whole = experiment.model_dump(mode="json")
     found: dict[str, str] = {}
-    for place in map(absolute, _own_names([whole["algorithm"], whole["clients"], whole["server"]])):
+    for place in map(absolute, _own_names([whole["algorithm"], whole["clients"], whole["server"], whole["wire"]])):
         name = place.rpartition(":")[2]
         if found.setdefault(name, place) != place:
             raise FedstillError(f"{found[name]} and {place} have the same name: rename one of the classes.")

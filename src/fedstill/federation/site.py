@@ -30,7 +30,7 @@ DEATHS = 2
 """How often a worker may die during one request before the request fails."""
 
 
-class Task:
+class SiteTask:
     """A request that the site is working on."""
 
     def __init__(self, number: int) -> None:
@@ -63,7 +63,7 @@ class Site:
         """The calls since then: they are repeated after a worker died, to bring the new one to the same state."""
         self.is_open = False
         self.round = 0
-        self.task = Task(0)
+        self.task = SiteTask(0)
         self.lock, self.working = threading.Lock(), threading.Lock()
 
     def answer(self, raw: object) -> bytes:
@@ -90,16 +90,16 @@ class Site:
 
     def _begin(self, number: int, header: dict[str, Any], payload: bytes) -> None:
         """Start a new request; if the one before is not done, the centre has given it up, and its worker is ended."""
-        before, self.task = self.task, Task(number)
+        before, self.task = self.task, SiteTask(number)
         before.is_superseded = True
         if not before.done.is_set():
             self._end_worker()
         threading.Thread(target=self._work, args=(self.task, header, payload), daemon=True).start()
 
-    def _work(self, task: Task, header: dict[str, Any], payload: bytes) -> None:
+    def _work(self, task: SiteTask, header: dict[str, Any], payload: bytes) -> None:
         with self.working:
             try:
-                verbs: dict[str, Callable[[Task, dict[str, Any], bytes], tuple[dict[str, Any], bytes]]] = {
+                verbs: dict[str, Callable[[SiteTask, dict[str, Any], bytes], tuple[dict[str, Any], bytes]]] = {
                     "open": self._open,
                     "public": self._take_public,
                     "call": self._call,
@@ -122,7 +122,7 @@ class Site:
 
     # The requests
 
-    def _open(self, task: Task, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+    def _open(self, task: SiteTask, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         """Check that the experiment is allowed, and whether the public samples are here already."""
         self.is_open = False
         refuse_unwanted(self.job, self.file, self.name)
@@ -134,7 +134,7 @@ class Site:
         self._log(f"takes part in {self.job.experiment['algorithm']['name']}, hash {self.job.hash[:16]}")
         return {"wants_public": wants}, b""
 
-    def _take_public(self, task: Task, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+    def _take_public(self, task: SiteTask, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         self._keep_public(PublicSet.unpack(payload))
         return {}, b""
 
@@ -146,7 +146,7 @@ class Site:
             )
         write_whole(self.public, public.pack())
 
-    def _call(self, task: Task, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+    def _call(self, task: SiteTask, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         round = int(header["round"])
         if round != self.round and 0 < round <= self.job.experiment["rounds"]:
             self._log(f"round {round} of {self.job.experiment['rounds']}")
@@ -160,24 +160,24 @@ class Site:
         self.since.append((round, payload))
         return {}, reply
 
-    def _save(self, task: Task, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+    def _save(self, task: SiteTask, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         round = int(header["round"])
         self._ask(task, Request("save", self.name, round))
         self.boundary, self.since = round, []
         return {}, b""
 
-    def _restore(self, task: Task, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+    def _restore(self, task: SiteTask, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         wanted = self.boundary = int(header["round"])
         self.since = []
         self.boundary = int(json.loads(self._ask(task, Request("restore", self.name, wanted))))
         return {"round": self.boundary}, b""
 
-    def _export(self, task: Task, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+    def _export(self, task: SiteTask, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         return {}, self._ask(task, Request("export", self.name))
 
     # The worker
 
-    def _ask(self, task: Task, request: Request) -> bytes:
+    def _ask(self, task: SiteTask, request: Request) -> bytes:
         """The worker's answer; a worker that dies is started again and brought to the same state."""
 
         def tell(event: Event) -> None:
@@ -198,7 +198,7 @@ class Site:
                 if len(deaths) > DEATHS:
                     raise Failed(f"its worker died {len(deaths)} times during one request ({deaths[-1]}).") from death
 
-    def _living(self, task: Task, tell: Tell) -> Worker:
+    def _living(self, task: SiteTask, tell: Tell) -> Worker:
         """The running worker, or a new one that is brought to the same state."""
         with self.lock:  # a superseded task's worker has been ended: no new one may start for it
             if task.is_superseded:
@@ -219,7 +219,7 @@ class Site:
             raise
         return worker
 
-    def _bring_back(self, worker: Worker, task: Task, tell: Tell) -> None:
+    def _bring_back(self, worker: Worker, task: SiteTask, tell: Tell) -> None:
         if self.boundary:
             reached = int(json.loads(worker.ask(Request("restore", self.name, self.boundary), tell)))
             if reached != self.boundary:

@@ -17,7 +17,7 @@ from fedstill.engines.conductor import needed
 from fedstill.federation.centre import END, STOPPED
 from fedstill.federation.data import read_public, refuse_impossible
 from fedstill.federation.job import Job
-from fedstill.federation.operate import Centre, Line, Say, flare
+from fedstill.federation.operate import AdminLine, Centre, Say, flare
 from fedstill.federation.status import in_a_line, read_status, round_line
 from fedstill.results.record import Record
 
@@ -128,7 +128,7 @@ def _wait_for_sites(centre: Centre, job: Job, quorum: float, say: Say) -> list[s
     """The job's sites that are connected; waits until there are enough for the quorum."""
     enough = needed(quorum, len(job.sites))
     begun, told = time.monotonic(), ""
-    with Line(centre) as line:
+    with AdminLine(centre) as line:
         while True:
             try:
                 connected = line.ask(lambda admin: admin.connected())
@@ -153,7 +153,7 @@ def is_heard(heard: float) -> bool:
 def _follow(centre: Centre, folder: Path, job: HandedIn, teller: _Teller) -> str:
     """Report what happens until the job ends; returns the reason why it ended."""
     is_away = False
-    with Line(centre) as line:
+    with AdminLine(centre) as line:
         while True:
             try:
                 if line.ask(lambda admin: admin.began()) > job.at:

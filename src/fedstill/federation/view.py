@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstill.common.errors import FedstillError
-from fedstill.federation.operate import Centre, Line, newest
+from fedstill.federation.operate import AdminLine, Centre, newest
 from fedstill.federation.status import doing, late, metric_title, points, read_status, round_line
 from fedstill.federation.submission import is_heard
 from fedstill.results.record import Record
@@ -19,7 +19,7 @@ from fedstill.results.record import Record
 WORRY_DAYS = 30
 
 
-def picture(line: Line, name: str | None) -> Group:
+def picture(line: AdminLine, name: str | None) -> Group:
     """The federation, its sites, and the newest job or the one called `name`."""
     centre = line.centre
     lines = [_head(centre)]

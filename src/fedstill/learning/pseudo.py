@@ -29,7 +29,7 @@ TRACED = 4
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelAnswer:
     """Log-probabilities [B, T, V] at T target positions, the targets [B, T], and which positions count [B, T]."""
 
     log_probabilities: Tensor
@@ -41,7 +41,7 @@ class Answer:
         found = self.log_probabilities.gather(-1, self.targets[..., None])[..., 0]
         return -(found * self.mask).sum(1)
 
-    def divergence(self, student: Answer) -> Tensor:
+    def divergence(self, student: ModelAnswer) -> Tensor:
         """KL(self || student), summed over positions: one value per sample."""
         own, other = self.log_probabilities, student.log_probabilities
         # Labels of another task have probability 0 in both: no difference. Their log is replaced by 0 before the
@@ -60,15 +60,15 @@ class Reader:
     label_tasks: Tensor | None = None
     """Where every task has a head of its own: the task of each label."""
 
-    def __call__(self, module: Any, inputs: Tensor, labels: Tensor) -> Answer:
+    def __call__(self, module: Any, inputs: Tensor, labels: Tensor) -> ModelAnswer:
         """The module's answer to inputs, with these labels as the targets."""
         if hasattr(module, "target_logits"):  # a text-to-text model
             logits, mask = module.target_logits(labels, **{self.name: inputs})
-            return Answer(logits.log_softmax(-1), module.words[labels], mask)
+            return ModelAnswer(logits.log_softmax(-1), module.words[labels], mask)
         logits = forward(module, {self.name: inputs})
         if self.label_tasks is not None:
             logits = within_task(logits, self.label_tasks[labels], self.label_tasks)
-        return Answer(
+        return ModelAnswer(
             logits.log_softmax(-1)[:, None], labels[:, None], torch.ones_like(labels, dtype=torch.bool)[:, None]
         )
 
@@ -79,7 +79,7 @@ class Pseudo:
 
     inputs: Tensor
     labels: Tensor
-    teacher: Answer
+    teacher: ModelAnswer
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from fedstill.engines.processes import context, follow_parent, how_it_died, stop
 from fedstill.papers.grid import GridRun
 
 
-class Ended(NamedTuple):
+class EndedRun(NamedTuple):
     """What came of a run; `reason` says why it failed."""
 
     run: GridRun
@@ -25,7 +25,7 @@ class Ended(NamedTuple):
     seconds: float
 
 
-def run_all(runs: Sequence[GridRun], at_once: int, force: bool = False) -> Iterator[Ended]:
+def run_all(runs: Sequence[GridRun], at_once: int, force: bool = False) -> Iterator[EndedRun]:
     """Every run as it ends; whoever stops listening, by Ctrl-C too, ends those that still run."""
     waiting, busy = deque(runs), dict[Any, tuple[GridRun, Any, float]]()
     try:
@@ -36,7 +36,7 @@ def run_all(runs: Sequence[GridRun], at_once: int, force: bool = False) -> Itera
                 busy[pipe] = (run, process, time.monotonic())
             for ready in wait(list(busy)):
                 run, process, started = busy.pop(ready)
-                yield Ended(run, _hear(ready, process), time.monotonic() - started)
+                yield EndedRun(run, _hear(ready, process), time.monotonic() - started)
     finally:
         stop([process for _, process, _ in busy.values()])
 
@@ -51,7 +51,7 @@ def attempt(run: GridRun, force: bool = False, tell: Tell = tell_nobody) -> str 
 
 
 def _start(run: GridRun, force: bool) -> tuple[Connection, Any]:
-    how = context(["fedstill.engines.runner"])
+    how = context(["fedstill.papers.parallel"])
     pipe, other = how.Pipe(duplex=False)
     process = how.Process(target=_work, args=(other, run, force))
     process.start()

@@ -18,7 +18,7 @@ from fedstill.papers import curves as drawing
 from fedstill.papers.communication import communication
 from fedstill.papers.grid import Grid, GridRun
 from fedstill.papers.ordering import orderings
-from fedstill.papers.parallel import Ended, attempt, run_all
+from fedstill.papers.parallel import EndedRun, attempt, run_all
 from fedstill.papers.partitions import partitions
 from fedstill.papers.side_by_side import (
     Outcomes,
@@ -91,16 +91,16 @@ def _run_missing(grid: Grid, console: Console, say: Say, at_once: int, force: bo
     return failures
 
 
-def _one_by_one(runs: Sequence[GridRun], console: Console, force: bool) -> Iterator[Ended]:
+def _one_by_one(runs: Sequence[GridRun], console: Console, force: bool) -> Iterator[EndedRun]:
     """In this process, with all its progress to see."""
     for run in runs:
         started = time.monotonic()
         with Progress(console, f"{run.experiment.name}: ", tells_corpus=False) as tell:
             reason = attempt(run, force, tell)
-        yield Ended(run, reason, time.monotonic() - started)
+        yield EndedRun(run, reason, time.monotonic() - started)
 
 
-def _headline(grid: Grid, end: Ended) -> str:
+def _headline(grid: Grid, end: EndedRun) -> str:
     if end.reason is not None:
         return "failed"
     split, metric = grid.recipe.columns[end.run.columns[0]].shows[0]

@@ -31,8 +31,8 @@ class _Watched:
     score: float | None = None
 
     def take(self, event: Step | Rested) -> None:
-        done = replace(self.step, phase="", done=self.step.steps)
-        self.step = event if isinstance(event, Step) else done
+        at_rest = replace(self.step, phase="", done=self.step.steps)
+        self.step = event if isinstance(event, Step) else at_rest
 
 
 class Progress:
