@@ -76,7 +76,7 @@ def test_init_names_the_kits_the_date_and_the_next_step(here: Path, capsys: pyte
         ({"sites": ["server"]}, "a site cannot be called 'server'"),
         ({"sites": ["A", "a"]}, "two sites have the same name"),
         ({"port": 8003, "admin_port": 8003}, "port and admin_port must differ"),
-        ({"host": "centre.example.org"}, "bind: say which address of this machine"),
+        ({"host": "centre.example.org"}, "bind: set the address that the centre listens on"),
         ({"bind": "everywhere"}, "bind: "),
         ({"days": 0}, "days: "),
         ({"hosts": "x"}, "unknown key 'hosts'; did you mean 'host'?"),
@@ -109,7 +109,7 @@ def test_serve_checks_files_and_ports_before_it_starts(here: Path, capsys: pytes
         taken.bind(("127.0.0.1", json.loads((here / "hospitals.yaml").read_text())["port"]))
         taken.listen()
         assert fedstill("federation", "serve", "--server", "server.yaml") == 1
-    assert "is in use: end what listens there" in capsys.readouterr().err
+    assert "is in use: end the process that listens there" in capsys.readouterr().err
     assert not (here / "federation" / "centre" / "running.json").exists()
 
 
@@ -152,7 +152,7 @@ def test_a_job_needs_labels_and_known_sites_and_holds_no_code(here: Path) -> Non
     with pytest.raises(FedstillError, match="labels: a federation needs the ordered list"):
         make_job(centre, experiment)
     experiment = three_shops(here / "rows.jsonl", labels=["bad", "good"], clients={"moon": "bow"}, server="bow")
-    with pytest.raises(FedstillError, match=r"clients: moon is no site of this federation \(books, toys\)"):
+    with pytest.raises(FedstillError, match=r"clients: moon is not a site of this federation \(books, toys\)"):
         make_job(centre, experiment)
     job = make_job(centre, three_shops(here / "rows.jsonl", labels=["bad", "good"], clients="bow", server="bow"))
     folder = write_job(job, here / "job", ["books", "toys"])

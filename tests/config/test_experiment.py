@@ -180,8 +180,8 @@ def test_a_client_that_the_partition_does_not_know_is_named_with_the_nearest():
         Experiment(clients=dict.fromkeys(("books", "film", "shoes"), "bow")).client_specs(NAMES)
 
 
-def test_a_client_of_which_nothing_is_said_is_named():
-    with pytest.raises(FedstillError, match="nothing is said of films, shoes"):
+def test_a_client_without_a_model_is_named():
+    with pytest.raises(FedstillError, match="no model is given for films, shoes"):
         Experiment(clients={"books": "bow"}).client_specs(NAMES)
 
 

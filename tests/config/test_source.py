@@ -61,8 +61,8 @@ def test_a_file_with_nothing_in_it_is_an_experiment_of_defaults():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rounds: 1\nseed: 2\nrounds: 3\n", "x.yaml:3: the key 'rounds' stands twice."),
-        ("train:\n  epochs: 1\n  epochs: 2\n", "x.yaml:3: the key 'epochs' stands twice."),
+        ("rounds: 1\nseed: 2\nrounds: 3\n", "x.yaml:3: the key 'rounds' appears twice."),
+        ("train:\n  epochs: 1\n  epochs: 2\n", "x.yaml:3: the key 'epochs' appears twice."),
         ("seed: 1\nclients: [bow\n", "x.yaml:3: expected ',' or ']'"),
         ("seed: 1\nname: *other\n", "x.yaml:2: found undefined alias 'other'."),
         ("name: !!python/object:os.system x\n", "x.yaml:1: could not determine a constructor"),
@@ -135,7 +135,7 @@ def test_of_two_overrides_the_later_counts():
     [
         ("rounds", "'rounds' is not an override: write key=value"),
         ("=5", "'=5' is not an override"),
-        ("clients=[bow", r"the value is not readable \(expected ',' or '\]'"),
+        ("clients=[bow", r"the value cannot be read \(expected ',' or '\]'"),
         ("rounds.more=5", "rounds holds a int, which has no keys"),
         ("clients.0=bow", "clients holds a list, which has no keys"),
     ],

@@ -259,9 +259,9 @@ def test_settings_by_client_travel_in_the_sites_own_files(shops: Shops, tmp_path
     public = read_public(federation.centre)
     brought = site_plan(job, "garden", federation.site("garden"), public, federation.folder).clients["garden"]
     assert brought == plan.clients["garden"], "its file says everything, where the experiment says nothing of it"
-    with pytest.raises(FedstillError, match=r"says nothing of books: set `model:` in site.yaml"):
+    with pytest.raises(FedstillError, match=r"has no model for books: set `model:` in site.yaml"):
         site_plan(job, "books", federation.site("books", model=None), public, federation.folder)
-    with pytest.raises(FedstillError, match="london is none of the job's sites"):
+    with pytest.raises(FedstillError, match="london is not one of the job's sites"):
         site_plan(job, "london", federation.site("books"), public, federation.folder)
 
 
@@ -366,15 +366,15 @@ def test_a_public_set_comes_out_of_its_bytes_as_it_went_in(
     ],
 )
 def test_what_is_no_public_set_is_refused_in_a_sentence(body: object) -> None:
-    with pytest.raises(FedstillError, match="no public samples of fedstill's"):
+    with pytest.raises(FedstillError, match="these are not public samples of fedstill"):
         PublicSet.unpack(zlib.compress(json.dumps(body).encode()))
 
 
 @given(st.binary(max_size=50))
 def test_garbage_is_no_public_set(raw: bytes) -> None:
-    with pytest.raises(FedstillError, match="no public samples of fedstill's"):
+    with pytest.raises(FedstillError, match="these are not public samples of fedstill"):
         PublicSet.unpack(raw)
-    with pytest.raises(FedstillError, match="no public samples of fedstill's"):
+    with pytest.raises(FedstillError, match="these are not public samples of fedstill"):
         PublicSet.unpack(PublicSet(["some text"], None, 1).pack()[:-3])
 
 
@@ -450,7 +450,7 @@ def test_a_share_is_drawn_where_there_is_no_file_and_groups_stay_together(shops:
     assert len(own_test.train["sports"]) == 36
     with pytest.raises(FedstillError, match=r"test \+ validation must stay below 1"):
         single.site_plan("sports", corpus=corpus, test=0.6, validation=0.5)
-    with pytest.raises(FedstillError, match="single texts and pairs of texts do not go together"):
+    with pytest.raises(FedstillError, match="single texts and pairs of texts cannot be mixed"):
         pairs.site_plan("toys", test=pairs.centre.test.model_copy(update={"text": "text"}))
 
 

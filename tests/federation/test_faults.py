@@ -116,7 +116,7 @@ def test_a_site_that_stalls_holds_a_round_no_longer_than_the_deadline(tmp_path: 
     notes = submission.status["notes"]
     assert any("garden: no usable reply: not done within the deadline of 60 s" in note for note in notes)
     assert any("garden: left out after 1 failures" in note for note in notes)
-    assert any("garden: answers again and is taken back" in note for note in notes)
+    assert any("garden: answers again and takes part again" in note for note in notes)
     trained = {(line["round"], line["party"]) for line in record.metrics if line.get("stage") == "trained"}
     assert {(1, "garden"), (3, "garden"), (2, "books"), (2, "toys")} <= trained
     assert (2, "garden") not in trained

@@ -134,13 +134,13 @@ def test_an_experiment_without_labels_is_no_job() -> None:
     ],
 )
 def test_what_is_no_job_is_refused_in_a_sentence(body: str) -> None:
-    with pytest.raises(FedstillError, match="this is no job of fedstill's"):
+    with pytest.raises(FedstillError, match="this is not a job of fedstill"):
         Job.from_json(body)
 
 
 @pytest.mark.parametrize("key", LOCAL)
 def test_a_job_cannot_decide_what_is_each_machines_own_affair(key: str) -> None:
-    with pytest.raises(FedstillError, match=f"the job sets {key}, which is each machine's own affair"):
+    with pytest.raises(FedstillError, match=f"the job sets {key}, which each machine sets for itself"):
         asking(**{key: IS_LOCAL[key]}).settled()
 
 

@@ -235,7 +235,7 @@ def test_a_removed_site_is_refused_by_the_centre_and_let_in_again_when_it_is_bac
 )
 def test_a_changed_federation_is_refused_and_nothing_is_touched(kits: Kits, change: dict[str, Any], words: str) -> None:
     before = files_of(kits.centre.parent)
-    with pytest.raises(FedstillError, match=words + ": `--renew` makes everybody's kit anew"):
+    with pytest.raises(FedstillError, match=words + ": `--renew` makes new kits for everybody"):
         init(a_file(**change), kits.centre.parent)
     assert files_of(kits.centre.parent) == before
 
@@ -285,7 +285,7 @@ def test_without_its_state_a_federation_can_only_be_renewed(kits: Kits) -> None:
 
 
 def test_ipv6_hosts_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FedstillError, match="host: FLARE does not know addresses such as ::1"):
+    with pytest.raises(FedstillError, match="host: FLARE does not support addresses such as ::1"):
         init(a_file(host="::1"), tmp_path / "kits")
 
 
@@ -325,7 +325,7 @@ def test_a_kit_of_another_kind_is_named(made: Kits) -> None:
 )
 def test_a_missing_file_is_named(kits: Kits, name: str) -> None:
     (kits.sites["north"] / name).unlink()
-    with pytest.raises(FedstillError, match=f"not whole, {name} is missing"):
+    with pytest.raises(FedstillError, match=f"incomplete, {name} is missing"):
         check_kit(kits.sites["north"], "site")
 
 

@@ -245,9 +245,9 @@ def naming_a_command(side: str) -> Callable[[Path, Path], None]:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (with_code, "a job brings no files along, and this one has custom/torch.py"),
-        (with_a_note, "a job brings no files along, and this one has config/notes.txt"),
-        (with_another_format, "a job brings no files along, and this one has config/config_fed_client.yml"),
+        (with_code, "a job may not contain other files, and this one has custom/torch.py"),
+        (with_a_note, "a job may not contain other files, and this one has config/notes.txt"),
+        (with_another_format, "a job may not contain other files, and this one has config/config_fed_client.yml"),
         (naming_a_command("server"), "config/config_fed_server.json of this one has something else"),
         (naming_a_command("client"), "config/config_fed_client.json of this one has something else"),
     ],
@@ -445,7 +445,7 @@ def test_a_copy_of_the_public_set_that_differs_in_a_row_is_refused_and_an_equal_
     other = tmp_path / "other.jsonl"
     other.write_text("\n".join([json.dumps(first | {"text": first["text"] + "."}), *lines[1:]]) + "\n")
     job = job_of(stage.centre, stage.simulated, HERE, name="public")
-    refusal = "(garden: left out; its public samples are not the experiment's: opinions on them would not fit together."
+    refusal = "(garden: left out; its public samples are not the experiment's: opinions on them could not be combined."
     with saying(stage, "books", public={"path": str(copy)}):
         with (
             saying(stage, "garden", public={"path": str(other)}),

@@ -232,7 +232,7 @@ LIES: list[tuple[Callable[[bytes], Any], str]] = [
     (lambda reply: done(of(reply, round=99)), "a reply for round 99 in round 9."),
     (lambda reply: done(of(reply, message=Hello(9))), "Hello is no reply to turn."),
     (lambda reply: done(of(reply, message=Done())), "Done is no reply to turn."),
-    (lambda reply: frame({"state": "ready", "bytes": 10**400}), "it was restarted, and knows nothing of the call."),
+    (lambda reply: frame({"state": "ready", "bytes": 10**400}), "it was restarted and has lost the call."),
     (lambda reply: len(DEEP).to_bytes(4, "little") + DEEP, "100004 bytes that are no frame."),
     (lambda reply: frame({"state": "failed", "reason": "no " * 9999}), ("no " * 9999)[:480]),
     (lambda reply: frame({"state": "done", "notes": 7, "progress": []}, reply), ""),
@@ -408,10 +408,10 @@ def test_a_site_that_comes_and_goes_takes_part_when_it_is_there(together: Make, 
     assert garden == [
         "no usable reply: silent for 3 s (the line is cut).",  # opening
         "left out after 1 failures, until it answers again.",
-        "answers again and is taken back.",  # round 2; of the short silence in round 3 nothing is heard
+        "answers again and takes part again.",  # round 2; of the short silence in round 3 nothing is heard
         "no usable reply: silent for 3 s (the line is cut).",
         "left out after 1 failures, until it answers again.",
-        "answers again and is taken back.",
+        "answers again and takes part again.",
     ]
     assert missed
     failed = [event.reason for event in stage.sites_said if event.state == "failed"]
@@ -473,8 +473,8 @@ def test_the_operators_wish_ends_a_job_after_the_round_and_it_goes_on_later(
     begun = stage.events[0]
     assert isinstance(begun, Begun)
     assert (begun.after, begun.rounds, begun.metric, list(begun.models)) == (1, 3, "f1", ["server", *stage.sites])
-    assert "garden: answers again and is taken back." in stage.notes
-    assert not any("goes on from its state" in note for note in stage.notes)
+    assert "garden: answers again and takes part again." in stage.notes
+    assert not any("continues from its state" in note for note in stage.notes)
     assert as_alone(record, opining_alone)
     assert rounds_measured(record) == [1, 2, 3]
 

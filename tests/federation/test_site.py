@@ -103,14 +103,14 @@ def test_limits_refuse_in_one_sentence_what_the_file_does_not_allow(together: Ma
     averaging = together(algorithm="FedAvg")
     assert Caller(averaging.site("garden")).refusal() == ""
     assert Caller(averaging.site("garden", limits={"parameters": False})).refusal() == (
-        "its limits forbid that parameters leave, and FedAvg sends them."
+        "its limits do not allow parameters to leave, and FedAvg sends them."
     )
 
 
 def test_another_version_of_fedstill_is_refused_and_both_are_named(together: Make) -> None:
     stage = together()
     reason = Caller(stage.site("garden", job=replace(stage.job, version="0.0.1"))).refusal()
-    assert reason == f"it runs fedstill {stage.job.version}, and the centre 0.0.1: install the same."
+    assert reason == f"it runs fedstill {stage.job.version}, and the centre 0.0.1: install the same version."
 
 
 def test_a_site_that_refused_does_nothing_else(together: Make) -> None:
@@ -246,7 +246,7 @@ def test_a_worker_that_dies_over_and_over_is_a_failure_and_not_an_endless_loop(
     assert len(seen) == DEATHS + 1
     assert said == {
         "state": "failed",
-        "reason": "its worker died 3 times over one request (killed by signal 9; out of memory?).",
+        "reason": "its worker died 3 times during one request (killed by signal 9; out of memory?).",
     }
     ask.numbers = iter(range(101, 200))  # type: ignore[assignment]
     assert ask("call", turn(1), round=1)[0] == {"state": "done", "notes": []}  # and the next request finds a new one

@@ -1,4 +1,4 @@
-"""What there is to choose from: corpora, models, algorithms and recipes, as tables."""
+"""`fedstill show`: tables of the corpora, models, algorithms and recipes to choose from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Page = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 def corpora() -> Page:
-    """Corpora by name, and the generic door."""
+    """Fedstill's corpora, and how to name other data."""
     rows = [(name, corpus.what, _few(corpus.labels), corpus.licence) for name, corpus in EMBEDDED.items()]
     rows.append(("{path: ...}", "your own CSV, TSV, JSONL or Parquet", "yours", "yours"))
     rows.append(("owner/name", "a Hugging Face data set", "its own", "its own"))
@@ -26,7 +26,7 @@ def corpora() -> Page:
 
 
 def _few(labels: Sequence[str]) -> str:
-    """The first of many labels, and how many there are."""
+    """The labels; of many only the first, and how many there are."""
     return ", ".join(labels) if len(labels) <= 14 else f"{', '.join(labels[:8])}, ... ({len(labels)})"
 
 
@@ -41,16 +41,16 @@ def models() -> Page:
 
 
 def methods() -> Page:
-    """Algorithms with their papers, needs and costs."""
+    """Algorithms, with the paper, needs and cost of each."""
     rows = [
         (name, _purpose(cls), cls.paper, ", ".join(sorted(cls.needs)) or "-", cls.cost)
         for name, cls in sorted(algorithms.known(Algorithm).items())
     ]
-    return ("name", "what", "paper", "needs", "numbers a round"), rows
+    return ("name", "what", "paper", "needs", "numbers per round"), rows
 
 
 def recipes() -> Page:
-    """Experiments and tables that ship with fedstill."""
+    """The experiments and tables that come with fedstill."""
     rows = [(name, _kind(path), _comment(path)) for name, path in recipe_files().items()]
     return ("name", "kind", "what"), rows
 
@@ -61,12 +61,12 @@ def _kind(path: Path) -> str:
 
 
 def _comment(path: Path) -> str:
-    """A recipe's first line says what it is."""
+    """A recipe's first line, which says what it is."""
     return path.read_text(encoding="utf-8").splitlines()[0].removeprefix("#").strip()
 
 
 def _purpose(cls: type) -> str:
-    """An algorithm's file says in its first line what it is, after its name."""
+    """What the algorithm is: the first line of its file, without the name."""
     return (sys.modules[cls.__module__].__doc__ or "").strip().splitlines()[0].partition(": ")[2]
 
 

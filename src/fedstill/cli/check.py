@@ -23,7 +23,7 @@ from fedstill.results import picture as drawing
 
 
 def report(experiment: Experiment, console: Console, picture: Path | None = None) -> None:
-    """Print parties, rows, labels, parameters and the bytes of a round; the partition also as a picture in a file."""
+    """Print parties, rows, labels, parameters and the bytes of a round; write the partition's picture to a file."""
     with tempfile.TemporaryDirectory() as scratch:
         resolved, plan, corpus = prepare(experiment, Path(scratch))
         algorithm = resolved.method
@@ -54,7 +54,7 @@ def report(experiment: Experiment, console: Console, picture: Path | None = None
     _picture(plan, corpus, console, picture)
     for name, rows in plan.partition.train.items():
         missing = [plan.labels[label] for label in np.flatnonzero(label_counts(corpus, rows) == 0)]
-        if missing and corpus.label_tasks is None:  # a client of one task is meant to miss the others' labels
+        if missing and corpus.label_tasks is None:  # with several tasks, a client has only the labels of its own
             said = f"{name} has no {' and no '.join(missing)} among its {len(rows)} training rows."
             console.print(said, style="yellow", markup=False, soft_wrap=True)
     for task in plan.tasks:
@@ -66,7 +66,7 @@ def report(experiment: Experiment, console: Console, picture: Path | None = None
 
 
 def _picture(plan: Plan, corpus: Corpus, console: Console, path: Path | None) -> None:
-    """Who has how many training rows of which label; of which task where there are several."""
+    """Draw how many training rows each client has of each label, or of each task if there are several."""
     counts, names = drawing.holdings(corpus, plan.partition)
     clients = plan.partition.clients
     console.print(drawing.lines(counts, names, clients, console.width))
@@ -74,7 +74,7 @@ def _picture(plan: Plan, corpus: Corpus, console: Console, path: Path | None) ->
         try:
             drawing.save(counts, names, clients, f"{plan.experiment.name}: {corpus.name}", path)
             console.print(f"Picture: {path}", highlight=False, soft_wrap=True, markup=False)
-        except FedstillError as error:  # what is printed says the same without it
+        except FedstillError as error:  # the printed picture shows the same
             console.print(str(error), style="yellow", markup=False)
 
 
@@ -96,6 +96,6 @@ def _sentences(plan: Plan, cost: str) -> list[str]:
         f"{plan.experiment.rounds} rounds, {active} of {len(plan.clients)} clients active in each, "
         f"{plan.workers} workers, "
         f"seed {plan.experiment.seed}.",
-        f"Numbers a round: {cost} (N public samples, C classes, K clients, P parameters){opinion}.",
+        f"Numbers per round: {cost} (N public samples, C classes, K clients, P parameters){opinion}.",
         "Nothing was trained.",
     ]

@@ -1,4 +1,4 @@
-"""The demo: five organisations with different models teach each other, beside what each could do alone."""
+"""The demo: five organisations with different models teach each other, compared with each working alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ALIKE: dict[str, dict[str, str]] = {
     "LogitAvg": {"server_loss": "mse"},
     "MHAT": {"server_loss": "mse", "client_loss": "kl"},
 }
-"""Everybody distils as in AdaFD here, softly, so that only the weighting differs (DS-FL keeps its sharpening)."""
+"""All methods use AdaFD's distillation losses here, so that only the weighting differs (DS-FL still sharpens)."""
 
 
 def experiment(algorithm: Method, seed: int, full: bool) -> Experiment:
@@ -77,13 +77,13 @@ INTRODUCTION = (
     "Five organisations hold tweets about their own kind of product, labelled negative, neutral or positive. They run "
     "different models and share no text. First each trains alone (Local). Then they teach each other through "
     "predictions on public tweets: every teacher counting the same (LogitAvg), or weighted by how well it fits "
-    "(AdaFD). Centralized moves all text to one place, which nobody wants: it shows what there is to win.\n"
+    "(AdaFD). Centralized moves all text to one place, which nobody wants: it shows how much could be gained.\n"
 )
 
 
 @dataclass(frozen=True)
 class Gains:
-    """What everybody had alone and has together, in points of weighted F1, means over the seeds."""
+    """The organisations' scores alone and together, in points of weighted F1, as means over the seeds."""
 
     local: list[Record]
     ours: list[Record]
@@ -95,16 +95,16 @@ class Gains:
 
     @property
     def alone(self) -> float:
-        """The mean over organisations of their own models on the test of all five."""
+        """The mean score of the organisations' own models, each trained alone, on the test rows of all five."""
         return fmean(_points(self.local, client) for client in self.clients)
 
     @property
     def gain(self) -> float:
-        """The server's model after its last round, less that."""
+        """The score of the server's final model minus `alone`."""
         return _points(self.ours, SERVER) - self.alone
 
     def table(self) -> Table:
-        """What each organisation had, and what it has now."""
+        """Each organisation's scores before and after."""
         title = "\nWhat each organisation gained: weighted F1 on its own tweets and on all five's"
         table = Table(title=title, title_justify="left")
         for column in ("organisation", "its model", "own: alone", "after", "all five: alone", "after", "gain"):
@@ -117,7 +117,7 @@ class Gains:
         return table
 
     def sentences(self) -> str:
-        """What a newcomer should take home; the last line ends with the gain."""
+        """A summary for newcomers; the last line ends with the gain."""
         crossed = fmean(sum(record.summary["bytes"].values()) for record in self.ours)
         return (
             f"Alone, an organisation's model scores {self.alone:.1f} on average on the tweets of all five. The model "

@@ -1,4 +1,4 @@
-"""The commands of a federation: the centre's, the sites', and the rehearsal."""
+"""`fedstill federation`: the commands of the centre, of the sites, and the rehearsal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedstill.federation.operate import Centre
 
 app = typer.Typer(
-    help="""A real federation: organisations on their own machines, who trust only certificates.
+    help="""A real federation: organisations on their own machines, which trust only certificates.
 
     Try it on one machine first: [bold]fedstill federation rehearse tweets[/]. Then the centre runs [bold]init[/],
     [bold]serve[/] and [bold]submit[/], and every site [bold]join[/].""",
@@ -27,16 +27,14 @@ app = typer.Typer(
 )
 console = Console()
 
-Folder = Annotated[Path, typer.Option("--folder", help="The federation that `init` has made.")]
-JobName = Annotated[
-    str | None, typer.Argument(help="A job's id, or the beginning of it; the newest where none is given.")
-]
-Detach = Annotated[bool, typer.Option("--detach", help="Go on in the background.")]
+Folder = Annotated[Path, typer.Option("--folder", help="The federation's folder, made by `init`.")]
+JobName = Annotated[str | None, typer.Argument(help="A job's id, or its first characters; default: the newest job.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Run in the background.")]
 HERE = Path("federation")
 
 
 def say(line: str) -> None:
-    """A line for the operator."""
+    """Print a line for the operator."""
     console.print(line, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
@@ -50,7 +48,7 @@ def init(
 ) -> None:
     """Centre: make a kit with certificates and locked-down policies for everybody.
 
-    Next: hand every site its kit over a safe way, then [bold]fedstill federation serve --server server.yaml[/].
+    Next: send every site its kit over a secure channel, then [bold]fedstill federation serve --server server.yaml[/].
     """
     from fedstill.federation import kits
     from fedstill.federation.files import FederationFile, read_file
@@ -66,7 +64,7 @@ def init(
 
 @app.command()
 def serve(
-    server: Annotated[Path | None, typer.Option(help="server.yaml; as the last time where none is given.")] = None,
+    server: Annotated[Path | None, typer.Option(help="server.yaml; default: as given the last time.")] = None,
     folder: Folder = HERE,
     detach: Detach = False,
 ) -> None:
@@ -101,11 +99,11 @@ def submit(
     experiment: Annotated[Path, typer.Argument(help="An experiment file, or the name of a recipe.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value, dotted.")] = None,
     folder: Folder = HERE,
-    detach: Annotated[bool, typer.Option("--detach", help="Hand it in and do not follow it.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Submit it and do not follow it.")] = False,
 ) -> None:
-    """Centre: run an experiment with the sites, and follow it; the same command goes on with one that was interrupted.
+    """Centre: run an experiment with the sites, and follow it; the same command continues an interrupted one.
 
-    A job that ends before its time is handed in again from its last finished round, for as long as this command runs.
+    While this command runs, a job that ends early is submitted again and continues after its last finished round.
     Next: [bold]fedstill federation status[/] to look, [bold]fedstill federation fetch[/] when it is finished.
     """
     from fedstill.config.experiment import from_source
@@ -114,12 +112,12 @@ def submit(
     chosen = from_source(_source(experiment, overrides))
     centre = _centre(folder)
     job = submission.make_job(centre, chosen)
-    say(f"{job.id}; sites that pin experiments accept it by its hash: {job.hash[:16]}")
+    say(f"{job.id}; its hash, for sites that list the experiments they accept: {job.hash[:16]}")
     try:
         with _showing() as show:
             record = submission.submit(centre, job, say, chosen.quorum, follows=not detach, show=show)
     except KeyboardInterrupt:
-        say("the job goes on without this command, which would hand it in again if it ended; run it again to follow.")
+        say("the job continues, but is not submitted again if it ends early; run this command again to follow it.")
         raise typer.Exit(130) from None
     if record is not None:
         say(f"finished; next: fedstill federation fetch {job.id}")
@@ -129,9 +127,9 @@ def submit(
 def status(
     job: JobName = None,
     folder: Folder = HERE,
-    once: Annotated[bool, typer.Option("--once", help="Print it and end, instead of keeping it up to date.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print it once, instead of keeping it up to date.")] = False,
 ) -> None:
-    """Centre: sites, round, F1, bytes, and who is late; live, until Ctrl-C.
+    """Centre: show sites, round, score, bytes, and who is late; updated until Ctrl-C.
 
     Next: [bold]fedstill federation fetch[/] when it is finished, [bold]fedstill federation stop[/] to end it.
     """
@@ -158,12 +156,12 @@ def status(
 def stop(
     job: JobName = None,
     folder: Folder = HERE,
-    now: Annotated[bool, typer.Option("--now", help="At once: the round that is under way is repeated later.")] = False,
-    server: Annotated[bool, typer.Option("--server", help="The server instead of a job.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Immediately; the current round is repeated later.")] = False,
+    server: Annotated[bool, typer.Option("--server", help="Stop the server instead of a job.")] = False,
 ) -> None:
-    """Centre: end a job after its round, or the server.
+    """Centre: end a job after its current round, or end the server.
 
-    Next: [bold]fedstill federation submit[/] with the same experiment goes on after the last finished round.
+    Next: [bold]fedstill federation submit[/] with the same experiment continues after the last finished round.
     """
     from fedstill.federation.daemon import Presence
     from fedstill.federation.operate import stop as end_job
@@ -183,7 +181,7 @@ def fetch(
     folder: Folder = HERE,
     out: Annotated[Path | None, typer.Option(help="Where it goes instead of runs/<name>/seed-<n>.")] = None,
 ) -> None:
-    """Centre: the record of a finished job, the same as a local run's.
+    """Centre: copy the record of a finished job; it has the same files as a local run's.
 
     Next: [bold]fedstill compare[/] and [bold]fedstill predict[/] with its folder.
     """
@@ -219,33 +217,33 @@ def join(
         pid = go_on(words, kit / "log" / "join.log", lambda: Presence(kit).pid is not None)
         say(f"{name} takes part in process {pid}; leave with: fedstill federation leave {kit}")
         return
-    with _until_interrupted(f"{name} has left; `join` comes back, and goes on where it was."):
+    with _until_interrupted(f"{name} has left; `join` continues where it stopped."):
         take_part(kit, name, say)
 
 
 @app.command()
 def leave(kit: Annotated[Path, typer.Argument(help="The folder that the centre has handed out.")]) -> None:
-    """Site: take part no longer; its state stays.
+    """Site: stop taking part; its state is kept.
 
-    Next: [bold]fedstill federation join[/] with the same kit comes back.
+    Next: [bold]fedstill federation join[/] with the same kit takes part again.
     """
     from fedstill.federation.joining import leave as end
 
-    say("it has left; `join` comes back, and goes on where it was." if end(kit) else "it was not taking part.")
+    say("it has left; `join` continues where it stopped." if end(kit) else "it was not taking part.")
 
 
 @app.command()
 def rehearse(
     experiment: Annotated[Path, typer.Argument(help="An experiment file, or the name of a recipe.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value, dotted.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where it all goes instead of rehearsals/<name>.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Rehearse again what is there already.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Where everything goes instead of rehearsals/<name>.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Delete an earlier rehearsal there.")] = False,
 ) -> None:
     """Run a whole federation on this machine, with real processes and real certificates, and tear it down.
 
-    Every client of the simulated experiment becomes a site. What it leaves behind shows how a federation looks: the
-    kits, every site's site.yaml, the centre's server.yaml, and the record.
-    Next: [bold]fedstill compare[/] its record with a local run's.
+    Every client of the simulated experiment becomes a site. The files that remain are examples for a real federation:
+    the kits, every site's site.yaml, the centre's server.yaml, and the record.
+    Next: [bold]fedstill compare[/] its record with that of a local run.
     """
     from fedstill.config.experiment import from_source
     from fedstill.federation.rehearsal import rehearse as run_all
@@ -254,14 +252,14 @@ def rehearse(
 
     chosen = from_source(_source(experiment, overrides))
     folder = out or Path("rehearsals") / chosen.name
-    with _until_interrupted(f"Torn down; what was written is in {folder}.", 130), _showing() as show:
+    with _until_interrupted(f"The rehearsal was ended; its files are in {folder}.", 130), _showing() as show:
         record = run_all(chosen, folder, say, force, show)
     console.print(render(compare(load_runs([record])), console.width))
     say(f"{record}; the sites' and the centre's own files are beside it.")
 
 
 def _centre(folder: Path) -> Centre:
-    """The federation in that folder, if there is one."""
+    """The federation in a folder; an error if there is none."""
     from fedstill.federation.kits import kits_in
     from fedstill.federation.operate import Centre
 
@@ -277,7 +275,7 @@ def _source(experiment: Path, overrides: list[str] | None) -> Any:
 
 @contextmanager
 def _showing() -> Iterator[Callable[[str], None]]:
-    """A last line that is kept up to date, on a terminal."""
+    """On a terminal, a last line that is kept up to date."""
     if not console.is_terminal:
         yield lambda line: None
         return
@@ -287,7 +285,7 @@ def _showing() -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def _until_interrupted(farewell: str, code: int = 0) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end it in order."""
+    """Ctrl-C and SIGTERM end the command with a message instead of a traceback."""
     from fedstill.engines.runner import stopping_on_sigterm
 
     try:

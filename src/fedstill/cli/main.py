@@ -1,4 +1,4 @@
-"""The commands."""
+"""The commands of `fedstill`."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ app.add_typer(federation, name="federation")
 
 
 class Stopped(Exception):
-    """Interrupted; the message says how to go on."""
+    """The user interrupted the command; the message says how to go on."""
 
 
 def main() -> None:
-    """The entry point; of several ranks that torchrun started, only the first has anything to say."""
+    """The entry point; of the ranks that torchrun started, only the first runs the command and prints."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         _main()
         return
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _main() -> None:
-    """Mistakes of the user's are one message, an interruption says how to go on."""
+    """Run the command; a user's mistake becomes one message, and an interruption says how to go on."""
     try:
         app()
     except FedstillError as error:
@@ -101,9 +101,9 @@ def run(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key=value, dotted: rounds=5 algorithm.weighting.beta=1")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Run that many seeds, from the experiment's on.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds to run, from the experiment's seed on.")] = 1,
     out: Out = None,
-    force: Annotated[bool, typer.Option("--force", help="Run again what is there already.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace runs that exist already.")] = False,
     resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run; takes no experiment.")] = None,
 ) -> None:
     """Run an experiment, or go on with one."""
@@ -143,13 +143,13 @@ def reproduce(
         list[str] | None, typer.Argument(help="key=value, for every run: corpus.path=FOLDER rounds=3")
     ] = None,
     scale: Annotated[str, typer.Option(help="paper: its models and sizes; small: minutes on two cores.")] = "small",
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds a cell instead of the scale's.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per cell instead of the scale's.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="This column, row or group only; may be repeated.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once; default: one a core at scale small.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once; default: one per core at scale small.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the runs go instead of runs/<recipe>/<scale>.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Run again what is there already.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace runs that exist already.")] = False,
 ) -> None:
-    """Make a table of a paper: runs what is missing and prints paper | ours."""
+    """Make a table of a paper: run what is missing and print paper | ours."""
     from fedstill.papers.grid import plan_grid
     from fedstill.papers.recipe import is_grid
     from fedstill.papers.reproduce import reproduce as make_table
@@ -176,7 +176,7 @@ def check(
         Path | None, typer.Option(help="Where the partition's picture goes instead of <name>-partition.png.")
     ] = None,
 ) -> None:
-    """Validate an experiment and say what would happen, without training; draw who holds what."""
+    """Check an experiment and say what it would do, without training; draw which client holds which rows."""
     from fedstill.cli.check import report
     from fedstill.config.experiment import from_source
 
@@ -194,7 +194,7 @@ def compare(
     against: Annotated[str | None, typer.Option(help="Compare with this method instead of the best baseline.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Finished runs side by side: F1, what differences are worth, bytes and seconds."""
+    """Compare finished runs: F1, whether differences are significant, bytes and seconds."""
     from fedstill.results.compare import compare as compare_runs
     from fedstill.results.compare import load_runs, to_dict
     from fedstill.results.table import render
@@ -215,10 +215,8 @@ def predict(
     text: Annotated[
         list[str] | None, typer.Option(help="The text column; twice for a pair. Default: the experiment's.")
     ] = None,
-    encoding: Annotated[str, typer.Option(help="Of the file.")] = "utf-8",
-    task: Annotated[
-        str | None, typer.Option(help="Of a run with several tasks, the one that the texts are for.")
-    ] = None,
+    encoding: Annotated[str, typer.Option(help="The file's encoding.")] = "utf-8",
+    task: Annotated[str | None, typer.Option(help="The task of the texts, if the run has several.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write here instead of to the screen.")] = None,
 ) -> None:
     """Label texts with a model of a finished run: the texts, their labels and probabilities, as CSV."""
@@ -237,7 +235,7 @@ def predict(
 
 @app.command()
 def show(what: Annotated[str, typer.Argument(help="corpora, models, algorithms or recipes")]) -> None:
-    """What there is to choose from, with licences, needs and costs."""
+    """List what can be chosen, with licences, needs and costs."""
     from fedstill.cli import catalogue
     from fedstill.common.plugins import nearest
 
@@ -260,7 +258,7 @@ def show(what: Annotated[str, typer.Argument(help="corpora, models, algorithms o
 
 @app.command()
 def fetch(names: Annotated[list[str], typer.Argument(help="minilm, bert-tiny, tweets, reviews, or a Hub id.")]) -> None:
-    """Bring models and corpora into the cache, for working offline later."""
+    """Download models and corpora into the cache, to work offline later."""
     from fedstill.data.artefacts import fetch as fetch_artefact
 
     for name in names:
@@ -268,13 +266,13 @@ def fetch(names: Annotated[list[str], typer.Argument(help="minilm, bert-tiny, tw
 
 
 def experiment_source(experiment: Path, overrides: list[str]) -> Any:
-    """An experiment file or recipe with overrides; a grid of experiments is refused."""
+    """An experiment file or recipe with overrides; a table is an error."""
     from fedstill.engines.table import check_name
     from fedstill.papers.recipe import is_grid
 
     source = _read(experiment)
     if is_grid(source.values):
-        raise FedstillError(f"{experiment} is a table, many experiments: use `fedstill reproduce {experiment}`.")
+        raise FedstillError(f"{experiment} is a table of many experiments: use `fedstill reproduce {experiment}`.")
     source.override(overrides)
     if isinstance(engine := source.values.get("engine"), str):
         try:
@@ -298,7 +296,7 @@ def _read(path: Path) -> Any:
 
 @contextmanager
 def _saying_how_to_go_on(folder: Path, again: str) -> Iterator[None]:
-    """Turn an interruption, or the loss of a rank, into a sentence with the command that goes on."""
+    """Turn an interruption, or the loss of a rank, into an error with the command that continues the run."""
     from fedstill.engines import ranks
 
     try:

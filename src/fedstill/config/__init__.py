@@ -1,1 +1,1 @@
-"""The experiment, typed, and the files it is read from."""
+"""The typed experiment, and the files it is read from."""

@@ -38,11 +38,11 @@ from fedstill.wire.codecs import Codecs
 S = TypeVar("S", bound=Settings)
 
 EXPERIMENT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-"""It names folders."""
+"""Allowed names of experiments; folders are named after them."""
 
 
 class ClientSpec(Settings):
-    """One client's own model and settings; what it does not set is the experiment's. A string is the model."""
+    """One client's model and settings; settings not given are the experiment's. A plain string is the model."""
 
     model: ModelSpec
     train: TrainSettings = TrainSettings()
@@ -55,13 +55,13 @@ class ClientSpec(Settings):
 
 
 class MemorySpec(Settings):
-    """How much of all clients' models together may stay where, as `512MiB` or `4GiB`; null is no limit.
+    """How much memory the models of all clients may use together, as `512MiB` or `4GiB`; null: no limit.
 
-    The least recently used go from a GPU to the host's memory, and from there to disk.
+    The least recently used models move from the GPU to the host's memory, and from there to disk.
     """
 
     device: str | None = "8GiB"
-    """On a GPU; where there is none, models are on the host anyway."""
+    """On a GPU; without one, only `host` counts."""
     host: str | None = "2GiB"
 
     @field_validator("device", "host")
@@ -72,9 +72,9 @@ class MemorySpec(Settings):
 
 
 class WireSpec(Settings):
-    """How opinions and parameters travel: a codec by name, or {name: ..., option: value}; null is the method's own.
+    """The codecs of opinions and parameters: a name, or {name: ..., option: value}; null: the method's own codec.
 
-    `fp32` is as they are, `bf16` and `fp16` halve the bytes, `quantised` and `low_rank` have options.
+    `fp32` sends them unchanged, `bf16` and `fp16` halve the bytes, `quantised` and `low_rank` have options.
     """
 
     opinions: str | dict[str, Any] | None = None
@@ -97,7 +97,7 @@ Clients = Annotated[
 
 
 class Misplaced(FedstillError):
-    """Something wrong with a value, and where in the experiment it stands."""
+    """An error in a value, with the value's place in the experiment."""
 
     def __init__(self, path: Sequence[str | int], error: FedstillError) -> None:
         super().__init__(str(error))
@@ -110,39 +110,39 @@ class Experiment(Settings):
     name: str = Field("experiment", pattern=EXPERIMENT_NAME)
     corpus: CorpusSpec = CorpusSpec(name="tweets")
     labels: list[str] | None = None
-    """Ordered; derived from the whole corpus when not given."""
+    """Their order is the order of the classes; taken from the whole corpus when not given."""
     partition: PartitionSpec = PartitionSpec()
     public: PublicSpec | None = None
     """Another corpus to take the public samples from."""
     clients: Clients = ModelSpec(name="bert-tiny")
-    """One model for all, a list (domains sort by name), or client -> {model: ..., train: {...}}."""
+    """One model for all, a list (clients sorted by name), or client -> {model: ..., train: {...}}."""
     server: ModelSpec = ModelSpec(name="bert-tiny")
     algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "AdaFD"})
     train: TrainSettings = TrainSettings()
     distill: PhaseSettings = PhaseSettings()
-    """What is not set here is as in `train`."""
+    """Settings that are not given here are those of `train`."""
     rounds: int = Field(3, ge=1)
     participation: float = Field(1.0, gt=0, le=1)
-    """Share of the clients that are active in a round, drawn anew every round."""
+    """Share of the clients that are active in a round; every round draws again."""
     quorum: float = Field(1.0, ge=0, le=1)
-    """Share of the active clients that must answer, or the run ends."""
+    """Share of the active clients that must answer; if fewer do, the run ends."""
     client_tests: Literal["pooled", "own"] = "pooled"
-    """Whether clients, in a simulation, measure themselves on all clients' test rows or on their own only."""
+    """In a simulation: clients are measured on the test rows of all clients, or only on their own."""
     seed: int = Field(0, ge=0)
     engine: str = "local"
-    """What torchrun started runs over its ranks in any case; `torchrun` refuses to run without them. `flare` is a real
+    """A run started by torchrun always uses its ranks; `torchrun` is an error without them. `flare` is a real
     federation, which `fedstill federation` runs."""
     workers: int | Literal["auto"] = "auto"
-    """Processes that clients are spread over; auto is one a core."""
+    """Processes that share the clients; auto: one per core."""
     threads: int = Field(1, ge=1)
-    """Of each party's computation on a CPU; another number gives other gradients."""
+    """CPU threads of each party; another number changes the rounding of gradients."""
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     fast: Fast = Fast()
-    """Techniques that take less time for the same work; false is none of them, as Hugging Face's own code computes."""
+    """Techniques that do the same work in less time; false: none of them, as in Hugging Face's own code."""
     memory: MemorySpec = MemorySpec()
     save_every: int = Field(1, ge=1)
-    """Rounds from one checkpoint to the next."""
+    """Rounds between two checkpoints."""
     wire: WireSpec = WireSpec()
 
     _made: tuple[dict[str, Any], Algorithm] | None = PrivateAttr(None)
@@ -201,11 +201,11 @@ class Experiment(Settings):
         return isinstance(other, Experiment) and self.model_dump() == other.model_dump()
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Without the algorithm: a class of a user's own is not found in another process before it is loaded there."""
+        """Without the algorithm: another process cannot unpickle a user's class before it has loaded it."""
         return super().__getstate__() | {"__pydantic_private__": {"_made": None}}
 
     def codecs(self) -> Codecs:
-        """How messages travel: as said here, else as the method does it by itself."""
+        """The codecs of `wire`, and the method's own where `wire` sets none."""
         own = self.method.codecs
         chosen = {kind: getattr(self.wire, kind) for kind in ("opinions", "parameters")}
         return replace(own, **{kind: codecs.make(spec) for kind, spec in chosen.items() if spec is not None})
@@ -225,7 +225,7 @@ class Experiment(Settings):
                 )
             if missing:
                 raise FedstillError(
-                    f"clients: nothing is said of {', '.join(missing)}; list every client, or one model for all."
+                    f"clients: no model is given for {', '.join(missing)}; list every client, or one model for all."
                 )
             return {name: self._client(self.clients[name]) for name in names}
         models = self.clients if isinstance(self.clients, list) else [self.clients] * len(names)
@@ -241,7 +241,7 @@ class Experiment(Settings):
         return PartySpec(spec.model, train, _inherit(spec.distill, _inherit(self.distill, train)))
 
     def resolved(self) -> Experiment:
-        """The same with what is inherited written out: a file that sets everything inherits nothing any more."""
+        """The same experiment with inherited settings and absolute paths written out."""
         clients = self.clients
         if isinstance(clients, dict):
             specs = {name: self._client(spec) for name, spec in clients.items()}
@@ -256,9 +256,9 @@ class Experiment(Settings):
 
 
 def _with_whole_paths(corpus: CorpusSpec) -> CorpusSpec:
-    """Found from everywhere."""
+    """The corpus with absolute paths, which are valid from any folder."""
     if corpus.path is not None:
-        # The paths of tasks start from this one, so that they stay as they are.
+        # The paths of tasks are relative to this one and need no change.
         given = {key: value for key in ("path", "test") if (value := getattr(corpus, key))}
         return corpus.model_copy(update={key: str(Path(value).expanduser().resolve()) for key, value in given.items()})
     if corpus.tasks is not None:
@@ -269,14 +269,14 @@ def _with_whole_paths(corpus: CorpusSpec) -> CorpusSpec:
 
 
 def _inherit(own: Any, general: BaseModel) -> Any:
-    """`own` with what it does not set taken from `general`."""
+    """`own`, with settings that it does not set taken from `general`."""
     inherited = {name: getattr(general, name) for name in general.model_fields_set if name in type(own).model_fields}
     chosen = {name: getattr(own, name) for name in own.model_fields_set}
     return type(own)(**(inherited | chosen))
 
 
 def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
-    """An experiment file with overrides; everything wrong with it is one message with a line."""
+    """Read an experiment file and apply overrides; errors name the file and the line."""
     source = Source.read(Path(path))
     source.override(overrides)
     return from_source(source)
@@ -288,7 +288,7 @@ def from_source(source: Source) -> Experiment:
 
 
 def read_settings(source: Source, kind: type[S]) -> S:
-    """What stands in a file, typed; pydantic's complaints become sentences with places."""
+    """The settings of a file, typed; pydantic's errors become sentences that name the file and the line."""
     try:
         return kind.model_validate(source.values)
     except Misplaced as error:
@@ -299,7 +299,7 @@ def read_settings(source: Source, kind: type[S]) -> S:
 
 
 def _sentence(source: Source, item: Any, kind: type[Settings]) -> str:
-    path = [part for part in item["loc"] if not str(part).startswith("<")]  # the branches of our own unions
+    path = [part for part in item["loc"] if not str(part).startswith("<")]  # tags of our unions, not keys
     if path[:1] == ["workers"]:
         del path[1:]
     dotted = ".".join(str(part) for part in path)
@@ -324,7 +324,7 @@ def _keys_at(kind: type[Settings], path: Sequence[str | int]) -> list[str]:
 
 
 def _models_in(kind: Any) -> list[Any]:
-    """The settings among the alternatives of a type."""
+    """The settings classes among the alternatives of a type."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return [kind]
     return [model for part in get_args(kind) for model in _models_in(part)]

@@ -1,4 +1,4 @@
-"""Experiment files: YAML with 1.2 scalar rules, dotted overrides, and errors that name a line."""
+"""Experiment files: YAML with the scalar rules of YAML 1.2, dotted overrides, and errors that name a line."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fedstill.common.errors import FedstillError
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's core scalars: `5e-4` is a number, only true and false are booleans, `yes` and `no` stay text."""
+    """The core scalars of YAML 1.2: `5e-4` is a number; only true and false are booleans; `yes` and `no` are text."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """A mapping whose keys are all different."""
+        """The mapping; a key that appears twice is an error."""
         seen = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "a key must be plain text", key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} stands twice", key.start_mark
+                    None, None, f"the key {key.value!r} appears twice", key.start_mark
                 )
             seen.add(key.value)
         return dict(super().construct_mapping(node, deep))
@@ -37,7 +37,7 @@ for _tag, _pattern, _first in (
     ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan", list("-+.0123456789")),
 ):  # fmt: skip
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
-# 1.1 reads 010 as octal and 1:30 as sixty-somethings; with the patterns above only plain decimals arrive here.
+# YAML 1.1 reads 010 as octal and 1:30 in base 60; with the patterns above only plain decimals arrive here.
 _Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
 _Loader.add_constructor(
     "tag:yaml.org,2002:float", lambda loader, node: float(node.value.replace(".i", "i").replace(".n", "n"))
@@ -45,7 +45,7 @@ _Loader.add_constructor(
 
 
 class Source:
-    """An experiment as it was written, which knows where each value stands."""
+    """The values of an experiment file, and the line of each value."""
 
     def __init__(self, text: str, name: str) -> None:
         self.name = name
@@ -63,25 +63,25 @@ class Source:
 
     @classmethod
     def read(cls, path: Path) -> Source:
-        """From a file."""
+        """The source in a file."""
         try:
             return cls(path.read_text(encoding="utf-8"), str(path))
         except FileNotFoundError as error:
             raise FedstillError(
-                f"there is no experiment file {path}; `fedstill show recipes` lists those that ship."
+                f"there is no experiment file {path}; `fedstill show recipes` lists fedstill's own."
             ) from error
         except (OSError, UnicodeDecodeError) as error:
             raise FedstillError(f"{path} cannot be read as UTF-8 text ({error}).") from error
 
     @classmethod
     def of(cls, values: dict[str, Any], name: str) -> Source:
-        """Values that stand in no file."""
+        """A source of values that are not in a file; `name` stands for the file in errors."""
         source = cls("", name)
         source.values = values
         return source
 
     def override(self, assignments: Sequence[str]) -> None:
-        """Apply `dotted.key=value` words; setting a key inside a plain name expands it to {name: ...}."""
+        """Apply `dotted.key=value` arguments; a plain name becomes {name: ...} if a key inside it is set."""
         for assignment in assignments:
             key, equals, text = assignment.partition("=")
             if not equals or not key:
@@ -90,7 +90,7 @@ class Source:
                 value = yaml.load(text, _Loader)
             except yaml.YAMLError as error:
                 reason = getattr(error, "problem", None) or str(error).splitlines()[0]
-                raise FedstillError(f"{assignment!r}: the value is not readable ({reason}).") from error
+                raise FedstillError(f"{assignment!r}: the value cannot be read ({reason}).") from error
             *path, last = key.split(".")
             place = self.values
             for part in path:
@@ -105,7 +105,7 @@ class Source:
             self.overridden.add(key)
 
     def place(self, path: Sequence[str | int]) -> str:
-        """`file:line` of a value, or of the nearest thing around it."""
+        """`file:line` of a value; if the file does not have it, of the part that would hold it."""
         dotted = ".".join(str(part) for part in path)
         if any(
             dotted == key or dotted.startswith(f"{key}.") or key.startswith(f"{dotted}.") for key in self.overridden
@@ -138,11 +138,11 @@ def _yaml_error(name: str, error: yaml.YAMLError) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what `_Loader` reads back the same."""
+    """Writes values so that `_Loader` reads back the same."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    # Quoted where 1.1 or 1.2 would read something else than text.
+    # Quoted if YAML 1.1 or 1.2 might not read it as text.
     plain = re.fullmatch(r"[A-Za-z_/][\w ./()\[\]-]*", text) and text.lower() not in (
         "null",
         "true",

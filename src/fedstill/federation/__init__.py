@@ -1,1 +1,1 @@
-"""A real federation: organisations, certificates, machines that die."""
+"""A real federation: organisations on their own machines, with certificates, and machines that may fail."""

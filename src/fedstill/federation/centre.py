@@ -1,5 +1,5 @@
-"""The centre's engine: clients on other machines, asked in small steps, given up at a deadline, taken back when they
-answer again."""
+"""The centre's engine: clients on other machines are polled, left out when they fail, and included again when they
+answer."""
 
 from __future__ import annotations
 
@@ -36,43 +36,43 @@ from fedstill.wire.replies import Failure
 
 STOPPED = "stopped by the operator"
 END = "end-after-this-round"
-"""A file with which the operator's commands ask a job to end at the next round boundary."""
+"""The name of a file that tells a job to end after the current round; the operator's commands write it."""
 LEFT_OUT = "left out"
 LONGEST = 500
-"""Characters of what a site says of itself that are written down."""
+"""The most characters of a site's text that are recorded."""
 LARGEST = 1 << 40
-"""Bytes of a reply that a site may announce."""
+"""The most bytes that a site may announce for a reply."""
 PING_S = 5.0
-"""How long a site that was left out may take to show that it is back."""
+"""How long a site that was left out may take to answer again."""
 PAUSE_S = 0.5
-"""Between two tries to reach a site."""
+"""The pause between two attempts to reach a site."""
 
 Ask = Callable[[str, bytes, float], bytes]
-"""Bring a request to a site and come back with what it says, within so many seconds; raises Unreachable."""
+"""Send a request to a site and return its answer within a number of seconds; raises Unreachable."""
 
 
 class Unreachable(Exception):
-    """Nothing was heard from a site this time."""
+    """A site did not answer this time."""
 
 
 class Lost(FedstillError):
-    """Too few sites could be reached to go on; handed in again when they are back, the job goes on."""
+    """Too few sites could be reached; the job can be submitted again when they are back, and continues."""
 
 
 class Ended(Exception):
-    """The operator, or a site that is back, wants the job to end after this round; submitted again it goes on."""
+    """The job was told to end after this round, by the operator or because a site is back; it can be continued."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """What a site said to a request."""
+    """A site's answer to a request."""
 
     header: Mapping[str, Any]
     payload: bytes
 
 
 class RemoteEngine(Engine):
-    """Every client is a site of its own, which keeps its own state."""
+    """An engine whose clients are sites on other machines; each site stores its own state."""
 
     def __init__(self, plan: Plan, books: Books, public: PublicSet, file: CentreFile, ask: Ask) -> None:
         torch.set_num_threads(plan.experiment.threads)
@@ -81,12 +81,12 @@ class RemoteEngine(Engine):
         self.public, self.file, self.ask = public, file, ask
         self.numbers = itertools.count(1)
         self.failed: Counter[str] = Counter()
-        """Failures in a row."""
+        """The number of a site's failures since its last answer."""
         self.left_out: set[str] = set()
         self.away: set[str] = set()
-        """Who could not be reached in this call."""
+        """Sites that could not be reached in this call."""
         self.behind: dict[str, int] = {}
-        """Sites that have yet to go back to the state after that round."""
+        """Sites that must still be restored, and the round whose state they need."""
         self.is_over = threading.Event()
         self.threads = ThreadPoolExecutor(len(plan.clients), thread_name_prefix="site")
 
@@ -96,13 +96,13 @@ class RemoteEngine(Engine):
         return {name: reply if isinstance(reply, Failure) else reply.payload for name, reply in said.items()}
 
     def save(self, round: int) -> Mapping[str, FileReference]:
-        """Sites keep their state to themselves; one that cannot goes on, and would have to go back further."""
+        """Each site saves its own state; one that cannot takes part nevertheless, and would restore an older state."""
         self._order({"what": "save", "round": round}, "its state was not saved")
         return {}
 
     def restore(self, files: Mapping[str, FileReference], round: int) -> None:
-        self.behind = dict.fromkeys(self.plan.clients, round)  # those too who are not there yet
-        self._order({"what": "ping"}, "it is not back where the run goes on")
+        self.behind = dict.fromkeys(self.plan.clients, round)  # also sites that are not connected yet
+        self._order({"what": "ping"}, "it did not restore the state from which the run continues")
 
     def export(self) -> None:
         self._order({"what": "export"}, "its model was not written")
@@ -112,14 +112,14 @@ class RemoteEngine(Engine):
         self.threads.shutdown(wait=False, cancel_futures=True)
 
     def open(self) -> None:
-        """Let the sites look at the experiment before everybody says hello."""
+        """Let the sites check the experiment before the greetings."""
         said = self._ask_all({name: ({"what": "open"}, b"") for name in self.plan.clients})
         failures = [reply for reply in said.values() if isinstance(reply, Failure)]
         self.judge((), failures)
         self.left_out |= {failure.client for failure in failures}
 
     def enter(self, round: int) -> None:
-        """The operator may want to end here."""
+        """End the job here if the operator has asked for it."""
         done = round - 1
         if (wish := self.plan.folder / END).exists() and done and done % self.plan.experiment.save_every == 0:
             why = wish.read_text()
@@ -137,11 +137,11 @@ class RemoteEngine(Engine):
                 self.books.note(name, f"left out after {self.failed[name]} failures, until it answers again.")
 
     def explain(self, error: Exception) -> Exception:
-        """Too few replies because sites are away is another thing than because they will not."""
+        """Too few replies because sites are away is `Lost`, which does not mean that the job failed."""
         return Lost(str(error)) if self.away else error
 
     def _order(self, header: Mapping[str, Any], otherwise: str) -> None:
-        """Something that every site does for itself; who cannot is only noted."""
+        """Ask all sites to do something for themselves; failures are only noted."""
         there = [name for name in self.plan.clients if name not in self.left_out]
         said = self._ask_all(dict.fromkeys(there, (header, b"")))
         for name, reply in said.items():
@@ -151,13 +151,13 @@ class RemoteEngine(Engine):
     # One site
 
     def _ask_all(self, requests: Mapping[str, tuple[Mapping[str, Any], bytes]]) -> dict[str, Said | Failure]:
-        """All at once, each in its own time; whatever happens to one does not touch the others."""
+        """Ask all sites at the same time; a site's failure does not affect the others."""
         begun = {
             name: self.threads.submit(self._converse, name, header, payload)
             for name, (header, payload) in requests.items()
         }
         for future in as_completed(begun.values()):
-            future.result()  # what is more than one site's failure ends the run at once
+            future.result()  # an error that is not a site's failure ends the run immediately
         return {name: future.result() for name, future in begun.items()}
 
     def _converse(self, site: str, header: Mapping[str, Any], payload: bytes) -> Said | Failure:
@@ -167,7 +167,7 @@ class RemoteEngine(Engine):
         return reply
 
     def _bring(self, site: str, header: Mapping[str, Any], payload: bytes) -> Said | Failure:
-        """A request to a site that is open, not left out, and in the state that the run is in."""
+        """Send a request; before that, include a site that was left out, and restore its state, if necessary."""
         if header["what"] == "open":
             return self._open_site(site, None)
         if site in self.left_out:
@@ -176,7 +176,7 @@ class RemoteEngine(Engine):
                 return Failure(site, f"{LEFT_OUT}; {back.reason}")
             self.left_out.discard(site)
             self.failed[site] = 0
-            self.books.note(site, "answers again and is taken back.")
+            self.books.note(site, "answers again and takes part again.")
         if site in self.behind:
             restored = self._request(site, {"what": "restore", "round": self.behind[site]}, b"")
             if isinstance(restored, Failure):
@@ -187,7 +187,7 @@ class RemoteEngine(Engine):
         return self._request(site, header, payload)
 
     def _open_site(self, site: str, within_s: float | None) -> Said | Failure:
-        """Let the site look at the experiment, and send it the public samples if it lacks them."""
+        """Let the site check the experiment, and send it the public samples if it lacks them."""
         said = self._request(site, {"what": "open"}, b"", within_s, within_s)
         if isinstance(said, Failure) or not said.header.get("wants_public"):
             return said
@@ -200,7 +200,7 @@ class RemoteEngine(Engine):
         wanted = self.behind.pop(site)
         if round != wanted:
             self.books.note(
-                site, f"goes on from its state after round {round}, the run from that after round {wanted}."
+                site, f"continues from its state after round {round}, the run from the state after round {wanted}."
             )
 
     def _request(
@@ -211,7 +211,7 @@ class RemoteEngine(Engine):
         deadline: float | None = None,
         silence: float | None = None,
     ) -> Said | Failure:
-        """Begin it at the site and ask how it stands until it is done, or until the deadline or the silence is over."""
+        """Send a request and poll until it is done, the deadline has passed, or the site has been silent too long."""
         deadline_s, silence_s = deadline or self.file.deadline, silence or self.file.silence
         number = next(self.numbers)
         first = frame({**header, "number": number}, payload)
@@ -251,16 +251,16 @@ class RemoteEngine(Engine):
                 return Failure(site, plain(said.get("reason", "no reason given")))
             else:
                 self.away.add(site)
-                return Failure(site, "it was restarted, and knows nothing of the call.")
+                return Failure(site, "it was restarted and has lost the call.")
 
 
 def plain(words: object) -> str:
-    """What a site says, as it can be shown: not endless, and nothing that a terminal would obey."""
+    """A site's text made safe to show: shortened, and without control characters for the terminal."""
     return "".join(letter for letter in str(words)[:LONGEST] if letter.isprintable())
 
 
 def conduct(job: Job, file: CentreFile, runs: Path, ask: Ask, tell: Tell) -> Record:
-    """Run a job into its folder, or go on with it from the last finished round."""
+    """Run a job, or continue it after its last finished round; its record is in a folder named after it."""
     folder = (runs / job.id).resolve()
     if Record(folder).is_finished:
         return Record(folder)

@@ -1,4 +1,4 @@
-"""FLARE's processes: started from a kit, kept alive, and ended with all that they have started."""
+"""FLARE's processes: started from a kit, restarted when they die, and ended together with their children."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fedstill.federation.kits import CONFIG, organisation
 
 STOP_S = 10.0
 TRIES = 5
-"""A process that dies more often than this within TRIES_S has something that restarting does not mend."""
+"""A process that dies more often than this within TRIES_S is not restarted again."""
 TRIES_S = 120.0
 
 
 class Daemon:
-    """One of FLARE's processes, and those below it."""
+    """One of FLARE's processes, and its children."""
 
     def __init__(self, kit: Path, kind: Literal["centre", "site"], name: str) -> None:
         self.kit, self.kind, self.name = kit.resolve(), kind, name
@@ -35,7 +35,7 @@ class Daemon:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; its output goes to the kit's log. What an earlier one has left behind is ended first."""
+        """Start it, with output to the kit's log; processes left over from an earlier start are ended first."""
         for process in left_behind(self.kit):
             end_tree(process.pid)
         self.log.parent.mkdir(exist_ok=True)
@@ -58,7 +58,7 @@ class Daemon:
                 stderr=subprocess.STDOUT,
                 cwd=self.kit,
                 env=os.environ | {"NVFLARE_SECURE_LOGGING": "true"},  # no values in FLARE's logs and tracebacks
-                start_new_session=True,  # Ctrl-C is ours to pass on
+                start_new_session=True,  # so that Ctrl-C reaches only us, and we end it
             )
 
     @property
@@ -67,13 +67,13 @@ class Daemon:
         return self.process is not None and self.process.poll() is None
 
     def stop(self) -> None:
-        """End it and everything that it has started, kindly at first."""
+        """End it and its children: SIGTERM first, then SIGKILL."""
         if self.process is not None:
             end_tree(self.process.pid)
             self.process.wait()
 
     def keep_alive(self, watch: Callable[[], None], every_s: float = 0.5) -> None:
-        """Start it again whenever it dies; until it is interrupted, or dies too often."""
+        """Start it, and again whenever it dies, until an interruption; an error if it dies too often."""
         starts: list[float] = []
         while True:
             if not self.is_alive:
@@ -86,7 +86,7 @@ class Daemon:
 
 
 def left_behind(kit: Path) -> list[psutil.Process]:
-    """FLARE's processes that run from a kit: those of a job outlive the one that started them."""
+    """FLARE's processes that run from a kit: a job's processes may outlive the one that started them."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
@@ -96,7 +96,7 @@ def left_behind(kit: Path) -> list[psutil.Process]:
 
 
 def end_tree(pid: int) -> None:
-    """End a process and all below it, also those in sessions of their own."""
+    """End a process and all its descendants, also those in their own sessions."""
     try:
         top = psutil.Process(pid)
         family = [top, *top.children(recursive=True)]
@@ -116,7 +116,7 @@ def _signal(process: psutil.Process, number: int) -> None:
 
 
 class Presence:
-    """A file that says which process runs a kit, so that none runs it twice and another command can end it."""
+    """A file that says which process runs a kit: no second one can start, and another command can end it."""
 
     def __init__(self, kit: Path) -> None:
         self.path = kit / "running.json"
@@ -133,7 +133,7 @@ class Presence:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that runs the kit, if one does."""
+        """The id of the process that runs the kit; None if there is none."""
         try:
             said = json.loads(self.path.read_text())
             process = psutil.Process(said["pid"])
@@ -142,7 +142,7 @@ class Presence:
             return None
 
     def end(self, within_s: float = 60.0) -> bool:
-        """Ask that process to stop, and wait until it has; False where there was none."""
+        """Tell that process to stop and wait until it has; False if there is none."""
         if (pid := self.pid) is None:
             return False
         process = psutil.Process(pid)
@@ -155,7 +155,7 @@ class Presence:
 
 
 def detach(words: Sequence[str], log: Path, is_up: Callable[[], bool], within_s: float = 60.0) -> int:
-    """Run a command of fedstill's in the background, and come back when it is up; its process id."""
+    """Run a fedstill command in the background; returns its process id as soon as `is_up()` is true."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
         process = subprocess.Popen(
@@ -170,18 +170,18 @@ def detach(words: Sequence[str], log: Path, is_up: Callable[[], bool], within_s:
         if process.poll() is not None:
             raise FedstillError(_last_line(log))
         if time.monotonic() > until:
-            raise FedstillError(f"it does not come up; {log} says more.")
+            raise FedstillError(f"it did not start in time; {log} says more.")
         time.sleep(0.2)
     return process.pid
 
 
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("error: ") if lines else f"it ended at once; {log} is empty."
+    return lines[-1].removeprefix("error: ") if lines else f"it ended immediately; {log} is empty."
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether something could listen there."""
+    """Whether a server could listen on that port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -192,7 +192,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def answers(host: str, port: int, within_s: float = 5.0) -> str:
-    """Empty where a connection can be made, else why it cannot."""
+    """Empty if a connection can be made, else the reason why not."""
     try:
         with socket.create_connection((host, port), within_s):
             return ""

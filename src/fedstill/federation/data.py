@@ -1,4 +1,4 @@
-"""From the files of a site or of the centre to a plan: what one machine has of a federation."""
+"""Plans for one machine of a federation, made from a site's file or the centre's file."""
 
 from __future__ import annotations
 
@@ -29,41 +29,41 @@ from fedstill.plan.prepare import fingerprint_of, make_plan
 ADVICE = {"public": "name `public:` in server.yaml", "labelled": "name `labelled:` in server.yaml"}
 
 CENTRE = "centre"
-"""What the centre's test rows are called where they have no domains."""
+"""The name of the centre's test rows if they have no domains."""
 
 
 @dataclass(frozen=True)
 class PublicSet:
-    """Texts that everybody sees: the samples first, then those that the centre has labels for."""
+    """Texts that all parties see: first the samples, then the texts for which the centre has labels."""
 
     texts: list[str]
     pairs: list[str] | None
     samples: int
-    """How many of them have no labels anywhere."""
+    """How many of the texts are samples; nobody has labels for these."""
 
     def fingerprint(self, labels: Sequence[str]) -> str:
-        """Equal for the same texts in the same order and the same labels, simulated or not."""
+        """A hash of the texts in order and the labels; a simulation with the same ones has the same hash."""
         columns = [column for column in (self.texts, self.pairs) if column is not None]
         return fingerprint_of(([text.encode() for text in row] for row in zip(*columns, strict=True)), labels)
 
     def is_of(self, job: Job) -> bool:
-        """Whether these are the job's samples, in its order: else opinions on them would not fit together."""
+        """Whether these are the job's samples in the same order; otherwise opinions on them could not be combined."""
         sizes = (self.samples, len(self.texts) - self.samples)
         return sizes == (job.samples, job.labelled) and self.fingerprint(job.experiment["labels"]) == job.public
 
     def pack(self) -> bytes:
-        """As it travels: compressed JSON."""
+        """The bytes to send: compressed JSON."""
         body = {"texts": self.texts, "pairs": self.pairs, "samples": self.samples}
         return zlib.compress(json.dumps(body, ensure_ascii=False).encode())
 
     @classmethod
     def unpack(cls, raw: bytes) -> PublicSet:
-        """What arrived, if it is such a set."""
+        """The set in received bytes; an error if they hold none."""
         try:
             public = cls(**json.loads(zlib.decompress(raw)))
             public._check()
         except (zlib.error, ValueError, TypeError, RecursionError) as error:
-            raise FedstillError(f"these are no public samples of fedstill's ({error}).") from error
+            raise FedstillError(f"these are not public samples of fedstill ({error}).") from error
         return public
 
     def _check(self) -> None:
@@ -72,7 +72,7 @@ class PublicSet:
             raise TypeError("texts and pairs do not match")
         for column in columns:
             for text in column:
-                str.encode(text)  # TypeError unless it is text, ValueError where it holds half a character
+                str.encode(text)  # TypeError unless it is text, ValueError if it holds half a surrogate pair
         if type(self.samples) is not int or not 0 <= self.samples <= len(self.texts):
             raise TypeError(f"{self.samples!r} samples of {len(self.texts)} texts")
 
@@ -81,7 +81,7 @@ class PublicSet:
 
 
 def read_public(centre: CentreFile) -> PublicSet:
-    """The public texts at the centre; none where its file names none."""
+    """The public texts at the centre; an empty set if its file names none."""
     specs = [spec for spec in (centre.public, centre.labelled) if spec is not None]
     pieces = [_public_texts(spec) for spec in specs]
     if not pieces:
@@ -91,7 +91,7 @@ def read_public(centre: CentreFile) -> PublicSet:
 
 
 def site_public(site: SiteFile, samples: int) -> PublicSet | None:
-    """The site's own copy of the public set, of which the job says how many are samples; None where it has no copy."""
+    """The site's own copy of the public set, whose first `samples` texts are samples; None if it has no copy."""
     if site.public is None:
         return None
     texts = _public_texts(site.public)
@@ -101,14 +101,14 @@ def site_public(site: SiteFile, samples: int) -> PublicSet | None:
 
 
 def centre_plan(job: Job, centre: CentreFile, folder: Path) -> tuple[Plan, PublicSet]:
-    """What the centre runs: the server, and the sites by name; and the public set that sites without a copy get."""
+    """The centre's plan, with the server and the sites' names; and the public set, to send to sites without a copy."""
     experiment, algorithm = _federated(job, centre.device)
     assert experiment.labels is not None
     public = read_public(centre)
     if not public.is_of(job):
         raise FedstillError(
-            "server.yaml: the public samples here are not those of the job, or stand in another order: opinions would "
-            "not fit together. Submit the experiment again."
+            "server.yaml: the public samples here are not those of the job, or are in another order: opinions could "
+            "not be combined. Submit the experiment again."
         )
     test, labelled = _measured_on(centre.test, experiment.labels), _labelled(centre, public, experiment.labels)
     samples = _picked(public._as_corpus(), np.arange(public.samples))
@@ -125,18 +125,18 @@ def centre_plan(job: Job, centre: CentreFile, folder: Path) -> tuple[Plan, Publi
     )
     parts.check(len(corpus))
     check_chat(algorithm)
-    # A site that the experiment does not name brings its own model: nobody here knows more of it.
+    # A site that the experiment does not name has its own model, which the centre does not know.
     clients = dict.fromkeys(job.sites, experiment.server_spec()) | _specs(experiment, job.sites)
-    # What the record says of the data is what the centre has of it.
+    # The record describes only the data that the centre has.
     samples_of = None if centre.public is None else PublicSpec(corpus=centre.public)
     experiment = experiment.model_copy(update={"corpus": centre.test, "public": samples_of})
     return make_plan(experiment, corpus, parts, folder, clients), public
 
 
 def site_plan(job: Job, name: str, site: SiteFile, public: PublicSet, folder: Path) -> Plan:
-    """What a site runs: itself."""
+    """A site's plan, with that site as its only client."""
     if name not in job.sites:
-        raise FedstillError(f"{name} is none of the job's sites ({', '.join(job.sites)}).")
+        raise FedstillError(f"{name} is not one of the job's sites ({', '.join(job.sites)}).")
     experiment, _ = _federated(job, site.device, site.threads)
     assert experiment.labels is not None
     spec = _site_spec(experiment, job.sites, name, site)
@@ -163,13 +163,13 @@ def site_plan(job: Job, name: str, site: SiteFile, public: PublicSet, folder: Pa
 
 
 def refuse_other_kinds(spec: CorpusSpec) -> None:
-    """Images and corpora of several tasks are for simulations."""
+    """Refuse images and corpora of several tasks, which only simulations can use."""
     if spec.is_of_tasks or spec.name in IMAGES:
         raise FedstillError(f"{spec.name}: a federation reads texts of one task.")
 
 
 def _federated(job: Job, device: str, threads: int | None = None) -> tuple[Experiment, Algorithm]:
-    """The job's experiment as one machine runs it, and its algorithm, if a federation can run that."""
+    """The job's experiment with one machine's settings, and its algorithm; an error if a federation cannot run it."""
     experiment = job.settled()
     algorithm = experiment.method
     refuse_impossible(algorithm, job)
@@ -187,16 +187,16 @@ def refuse_impossible(algorithm: Algorithm, job: Job) -> None:
 
 
 def _specs(experiment: Experiment, sites: Sequence[str]) -> dict[str, PartySpec]:
-    """Of every site that the experiment says something of."""
+    """The models and settings of the sites for which the experiment gives them."""
     told = experiment.clients if isinstance(experiment.clients, dict) else sites
     return experiment.client_specs([site for site in sites if site in told])
 
 
 def _site_spec(experiment: Experiment, sites: Sequence[str], name: str, site: SiteFile) -> PartySpec:
-    """What the experiment gives the site, with what its own file sets on top."""
+    """The site's model and settings: the experiment's, replaced where the site's own file sets others."""
     spec = _specs(experiment, sites).get(name)
     if spec is None and site.model is None:
-        raise FedstillError(f"the experiment says nothing of {name}: set `model:` in site.yaml.")
+        raise FedstillError(f"the experiment has no model for {name}: set `model:` in site.yaml.")
     if site.model is not None:
         site.model.check()
     general = spec or experiment.server_spec()
@@ -216,13 +216,13 @@ def _public_texts(spec: CorpusSpec) -> Corpus:
 
 
 def _measured_on(spec: CorpusSpec, labels: Sequence[str]) -> Corpus:
-    """Rows for measuring: all of a corpus, or its test rows where it has such."""
+    """Rows for measuring: the test rows of a corpus, or all its rows if it has no test rows."""
     corpus = _load(spec, labels)
     return corpus if corpus.held_out is None else _picked(corpus, np.flatnonzero(corpus.held_out))
 
 
 def _labelled(centre: CentreFile, public: PublicSet, labels: Sequence[str]) -> Corpus:
-    """The labelled ones among the public rows, with their labels."""
+    """The labelled public rows, with their labels."""
     if centre.labelled is None:
         return PublicSet([], None, 0)._as_corpus()
     corpus = _load(centre.labelled, labels)
@@ -234,7 +234,7 @@ def _labelled(centre: CentreFile, public: PublicSet, labels: Sequence[str]) -> C
 
 
 def _picked(corpus: Corpus, rows: Ints) -> Corpus:
-    """Those rows of it: what they say, their labels and domains."""
+    """Some rows of a corpus: texts, labels and domains."""
     return replace(
         corpus,
         texts=[corpus.texts[row] for row in rows],
@@ -247,11 +247,11 @@ def _picked(corpus: Corpus, rows: Ints) -> Corpus:
 
 
 def _joined(labels: Sequence[str], pieces: Mapping[str, Corpus]) -> tuple[Corpus, dict[str, Ints]]:
-    """One corpus of all rows in order, and the numbers that each piece's have in it."""
+    """One corpus of all rows in order, and each piece's row numbers in it."""
     filled = {name: piece for name, piece in pieces.items() if len(piece)}
     if len({piece.pairs is None for piece in filled.values()}) > 1:
         kinds = ", ".join(f"{name}: {'single texts' if p.pairs is None else 'pairs'}" for name, p in filled.items())
-        raise FedstillError(f"single texts and pairs of texts do not go together ({kinds}): mend `text:` of one.")
+        raise FedstillError(f"single texts and pairs of texts cannot be mixed ({kinds}): correct `text:` in one.")
     first = next(iter(pieces.values()))
     ends = np.cumsum([len(piece) for piece in pieces.values()])
     corpus = Corpus(
@@ -268,7 +268,7 @@ def _joined(labels: Sequence[str], pieces: Mapping[str, Corpus]) -> tuple[Corpus
 
 
 def _drawn(corpus: Corpus, site: SiteFile, seed: int) -> dict[str, Ints]:
-    """A site's rows by what they are for, where no file of its own says so; rows of a group stay together."""
+    """A site's rows divided into train, validation, test and unused; rows of a group stay together."""
     shares = {
         role: 0.0 if isinstance(part, CorpusSpec) else part
         for role, part in (("test", site.test), ("validation", site.validation))

@@ -1,4 +1,4 @@
-"""The files that people write for a federation: who is in it, what a site has and allows, what the centre has."""
+"""The files that users write for a federation: its members, what a site has and allows, what the centre has."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedstill.models import ModelSpec
 from fedstill.parties.party import TrainSettings
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
-"""What may name a site or a federation: it becomes part of certificates, folders and addresses of messages."""
+"""Allowed names of sites and federations: they are used in certificates, folders and message addresses."""
 
 RESERVED = {"server", "admin", "all", "client", "centre", "root_cert", "root_pri_key"}
 
@@ -33,7 +33,7 @@ Part = Annotated[
     Annotated[float, Field(ge=0, lt=1), Tag("<share>")] | Annotated[CorpusSpec, Tag("<corpus>")],
     Discriminator(_kind_of_part),
 ]
-"""Rows of a file of their own, or a share of the corpus's."""
+"""Rows from a separate file, or a share of the corpus."""
 
 Duration = Annotated[float, BeforeValidator(seconds_of), Field(gt=0)]
 """Seconds, written `90s`, `30min` or `2h`."""
@@ -44,27 +44,27 @@ def check_names(names: list[str]) -> list[str]:
         if not re.match(NAME, name):
             raise ValueError(f"{name!r} cannot name a site: use letters, digits, - and _, at most 63")
         if name.lower() in RESERVED:
-            raise ValueError(f"a site cannot be called {name!r}, which means something else already")
+            raise ValueError(f"a site cannot be called {name!r}, which is a reserved name")
     if len({name.lower() for name in names}) < len(names):
         raise ValueError("two sites have the same name")
     return names
 
 
 class FederationFile(Settings):
-    """Who takes part and where they meet: what `fedstill federation init` makes kits from."""
+    """The federation's sites and the centre's address, from which `fedstill federation init` makes kits."""
 
     name: str = Field(pattern=NAME)
     host: str
-    """The name or address that sites reach the centre by; it stands in the centre's certificate."""
+    """The name or address at which sites reach the centre; it is part of the centre's certificate."""
     port: int = Field(8002, ge=1, le=65535)
-    """The only one that sites connect to, and the only one to open in a firewall."""
+    """The only port that sites connect to, and the only one to open in a firewall."""
     admin_port: int = Field(8003, ge=1, le=65535)
-    """For this machine's own commands: bound to the loopback interface."""
+    """For commands on this machine only: bound to the loopback interface."""
     bind: str | None = None
-    """The address that the centre listens on; 0.0.0.0 is every one. Not needed where `host` is this machine itself."""
+    """The address that the centre listens on; 0.0.0.0: all addresses. Not needed if `host` is a loopback address."""
     sites: Annotated[list[str], AfterValidator(check_names)] = Field(min_length=1)
     days: int = Field(365, ge=1, le=3650)
-    """How long certificates are good for."""
+    """How many days certificates are valid."""
 
     @field_validator("bind")
     @classmethod
@@ -79,13 +79,13 @@ class FederationFile(Settings):
             raise ValueError("port and admin_port must differ: one is for sites, the other for this machine only")
         if self.bind is None and not self.is_loopback:
             raise ValueError(
-                f"bind: say which address of this machine the centre listens on for {self.host}; 0.0.0.0 is every one"
+                f"bind: set the address that the centre listens on for {self.host}; 0.0.0.0: all addresses"
             )
         return self
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this very machine can reach the host."""
+        """Whether only this machine can reach the host."""
         if self.host == "localhost":
             return True
         try:
@@ -102,39 +102,39 @@ class FederationFile(Settings):
 
 
 class Limits(Settings):
-    """What a site does not take part in, whoever asks."""
+    """A site's limits: it refuses experiments that exceed them."""
 
     parameters: bool = True
-    """Whether parameters of its model may leave; opinions always may."""
+    """Whether the site may send parameters of its model; opinions are always allowed."""
     rounds: int | None = Field(None, ge=1)
-    """Of one experiment, at most."""
+    """The most rounds of one experiment."""
     noise: bool = False
-    """Whether what leaves must have noise added."""
+    """Whether noise must be added to everything that leaves the site."""
     experiments: list[Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")]] | None = None
-    """Hashes, or at least the first 8 digits of them; others are refused. `submit` prints an experiment's."""
+    """Hashes of allowed experiments (8 digits or more); others are refused. `submit` prints an experiment's hash."""
 
 
 class SiteFile(Settings):
-    """What a site has and what it allows. The file stays at the site, and so does everything that it names."""
+    """What a site has and what it allows. The file, and every file that it names, stays at the site."""
 
     corpus: CorpusSpec
     """Its private rows."""
     test: Part = 0.1
-    """A file of its own, or a share of the rows that the site measures itself on."""
+    """The rows on which the site's model is measured: a separate file, or a share of the corpus."""
     validation: Part = 0.1
     public: CorpusSpec | None = None
-    """Its own copy of the public samples; where there is none, the centre sends them."""
+    """Its own copy of the public samples; if there is none, the centre sends them."""
     model: ModelSpec | None = None
-    """Where it is not the one that the experiment gives this site."""
+    """Replaces the model that the experiment gives this site."""
     train: TrainSettings = TrainSettings()
     distill: PhaseSettings = PhaseSettings()
-    """What these two do not set is the experiment's."""
+    """Settings that `train` and `distill` do not set are the experiment's."""
     device: str = "auto"
     threads: int | None = Field(None, ge=1)
     label_counts: bool = True
-    """Whether the centre hears how many rows of each label there are."""
+    """Whether the centre is told how many rows of each label there are."""
     own: dict[str, str] = Field(default_factory=dict)
-    """Algorithms and models of one's own that are allowed: the class's name -> `file.py:Class`, on this machine."""
+    """The user-written algorithms and models that are allowed: class name -> `file.py:Class` on this machine."""
     limits: Limits = Limits()
 
 
@@ -142,7 +142,7 @@ class CentreFile(Settings):
     """What the centre has: `server.yaml`."""
 
     test: CorpusSpec
-    """Labelled rows that the server's model is measured on; a `domain:` column gives a score a domain."""
+    """Labelled rows on which the server's model is measured; with a `domain:` column, one score for each domain."""
     public: CorpusSpec | None = None
     """The public samples; their labels are never read."""
     labelled: CorpusSpec | None = None
@@ -151,15 +151,15 @@ class CentreFile(Settings):
     deadline: Duration = 3600.0
     """How long a site may work on one call."""
     silence: Duration = 60.0
-    """How long nothing may be heard from it."""
+    """How long a site may be silent before the call fails."""
     failures: int = Field(3, ge=1)
-    """After so many in a row a site is left out, until it answers again."""
+    """After this many failures in a row a site is left out until it answers again."""
     own: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _has_samples(self) -> CentreFile:
         if self.labelled is not None and self.public is None:
-            raise ValueError("labelled rows go with public ones: name `public:` too")
+            raise ValueError("labelled rows need public ones: set `public:` too")
         return self
 
 
@@ -169,7 +169,7 @@ F = TypeVar("F", FederationFile, SiteFile, CentreFile)
 
 
 def read_file(path: Path, kind: type[F]) -> F:
-    """One of these files, its relative paths seen from where it lies; what is wrong with it is said with its line."""
+    """Read one of these files; relative paths start from its folder, and errors name the line."""
     if not path.is_file():
         raise FedstillError(f"there is no file {path}.")
     file, folder = read_settings(Source.read(path), kind), path.resolve().parent
@@ -185,7 +185,7 @@ def read_file(path: Path, kind: type[F]) -> F:
 
 
 def to_values(file: Settings) -> dict[str, Any]:
-    """What a file sets, and only that: what it leaves out is still inherited."""
+    """The values that a file sets, without defaults: settings that it leaves out are still inherited."""
     return file.model_dump(mode="json", exclude_unset=True)
 
 

@@ -1,7 +1,7 @@
-"""The flare engine: NVIDIA FLARE carries the bytes between the centre and the sites. The only file that imports it.
+"""NVIDIA FLARE carries the bytes between the centre and the sites. The only file that imports it.
 
-What is carried, checked and computed is in the other files, which know nothing of FLARE. A job names `CentreHalf` and
-`SiteHalf` below; FLARE makes one of them on each machine and lets the first call the others over mutual TLS.
+All checks and computations are in the other files of `fedstill.federation`. A job names `CentreHalf` and `SiteHalf`
+below; FLARE makes one of them on each machine, and lets the centre call the sites over mutual TLS.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from fedstill.federation.status import Status
 from fedstill.wire.frames import frame
 
 SERVER = "server"
-"""What FLARE calls the centre's half."""
+"""FLARE's name for the centre."""
 
 
 class CentreHalf:
-    """The centre's half of a job."""
+    """A job at the centre."""
 
     def __init__(self, job: str) -> None:
         self.job = job
 
     @collab.main  # type: ignore[untyped-decorator]
     def conduct(self) -> None:
-        """All rounds, or those that are left."""
+        """Run all rounds, or the remaining ones."""
         kit = Path(collab.workspace.get_root_dir())
         proxies = {proxy.name: proxy for proxy in collab.clients}
 
@@ -70,7 +70,7 @@ class CentreHalf:
 
 
 class SiteHalf:
-    """A site's half of a job. Nothing that goes wrong here may end the job for the others."""
+    """A job at a site. An error here must not end the job for the others."""
 
     def __init__(self, job: str) -> None:
         self.job = job
@@ -79,18 +79,18 @@ class SiteHalf:
 
     @collab.init  # type: ignore[untyped-decorator]
     def open(self) -> None:
-        """Read what this site has and allows."""
+        """Read the site's file."""
         try:
             kit = Path(collab.workspace.get_root_dir())
             file = SiteFile.model_validate_json((kit / "local" / "site.json").read_text())
             self.site = site.Site(collab.site_name, Job.from_json(self.job), file, kit / "runs")
-        except Exception as error:  # its words may name private things: they stay on this machine
+        except Exception as error:  # its message may contain private data: it stays on this machine
             self.reason = f"it could not begin ({type(error).__name__})."
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
     @collab.publish  # type: ignore[untyped-decorator]
     def answer(self, request: bytes) -> bytes:
-        """What the centre is told; other sites are not."""
+        """Answer the centre, and nobody else."""
         if collab.caller != SERVER:
             return frame({"state": "failed", "reason": "only the centre is answered."})
         if self.site is None:
@@ -108,11 +108,11 @@ class Admin:
     """The operator's connection to the centre's server."""
 
     def __init__(self, kit: Path, user: str, timeout_s: float = 5.0) -> None:
-        logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # what it says of connections is said better below
+        logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # our messages below are clearer
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 self.session = new_secure_session(user, str(kit), timeout=timeout_s)
-        except Exception as error:  # FLARE has many, and none of them is ours
+        except Exception as error:  # FLARE's errors have no common class
             raise FedstillError(f"the federation's server does not answer ({error}): is `serve` running?") from error
 
     def __enter__(self) -> Admin:
@@ -122,39 +122,39 @@ class Admin:
         self.close()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         with contextlib.suppress(Exception):  # it may be gone already
             self.session.close()
 
     def connected(self) -> dict[str, float]:
-        """The sites that are connected, and when each was last heard of."""
+        """The connected sites, and when each was last heard from."""
         with _in_words():
             return {info.name: float(info.last_connect_time) for info in self.session.get_system_info().client_info}
 
     def began(self) -> float:
-        """When the server was started; jobs of before are gone, whatever it says of them."""
+        """When the server was started; earlier jobs are gone, even if it still lists them."""
         with _in_words():
             return float(self.session.get_system_info().server_info.start_time)
 
     def submit(self, folder: Path) -> str:
-        """Hand in a job; its number."""
+        """Submit a job; returns its number."""
         with _in_words():
             return str(self.session.submit_job(str(folder.resolve())))
 
     def job(self, number: str) -> dict[str, Any]:
-        """What FLARE knows of it."""
+        """FLARE's information about a job."""
         with _in_words():
             return dict(self.session.get_job_meta(number))
 
     def abort(self, number: str) -> None:
-        """End it now."""
+        """End a job immediately."""
         with _in_words():
             self.session.abort_job(number)
 
 
 @contextlib.contextmanager
 def _in_words() -> Iterator[None]:
-    """FLARE's errors as ours; what it prints on the way is not for the user."""
+    """Turn FLARE's errors into ours, and hide what it prints."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             yield
@@ -163,7 +163,7 @@ def _in_words() -> Iterator[None]:
 
 
 def halves(job: str) -> dict[str, dict[str, Any]]:
-    """A job as FLARE wants it: for either side a file that names a class of ours, and nothing else."""
+    """A job in FLARE's format: one file for the server and one for the sites, each names one of our classes."""
     told = {"job": job}
     controller = {"path": "nvflare.collab.runtime.controller.CollabController", "args": {"server_obj_id": "centre"}}
     executor = {"path": "nvflare.collab.runtime.executor.CollabExecutor", "args": {"client_obj_id": "site"}}
@@ -181,31 +181,31 @@ def halves(job: str) -> dict[str, dict[str, Any]]:
 
 
 class NothingButNames(AppValidator):  # type: ignore[misc]
-    """Refuses a job that is anything but the two files that name our classes, or that the centre has not signed."""
+    """Refuses a job that holds more than the two files that name our classes, or that the centre has not signed."""
 
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
-        """FLARE wants a sentence where something is wrong, and what it found."""
+        """FLARE expects an error message, empty if there is none, and a dict of findings."""
         folder = Path(app_folder)
         files = [path for path in folder.rglob("*") if not path.is_dir() and path.name not in SIGNATURES]
         if unwanted := sorted({str(path.relative_to(folder)) for path in files} - set(halves(""))):
-            return f"a job brings no files along, and this one has {', '.join(unwanted[:3])}", {}
+            return f"a job may not contain other files, and this one has {', '.join(unwanted[:3])}", {}
         try:
             found = {name: json.loads((folder / name).read_text()) for name in halves("")}
             job = found["config/config_fed_server.json"]["components"][0]["args"]["job"]
             Job.from_json(job)
             certificates = [load_crt_chain(path)[0] for path in folder.rglob(NVFLARE_SUBMITTER_CRT_FILE)]
         except (OSError, ValueError, LookupError, TypeError, RecursionError, FedstillError) as error:
-            return f"this is no job of fedstill's ({type(error).__name__})", {}
+            return f"this is not a job of fedstill ({type(error).__name__})", {}
         if other := [name for name, half in halves(job).items() if found[name] != half]:
-            return f"a job names fedstill's own classes only, and {other[0]} of this one has something else", {}
-        # FLARE has verified the signatures by now, and takes those of any certificate of the federation's.
+            return f"a job may name only fedstill's own classes, and {other[0]} of this one has something else", {}
+        # FLARE has verified the signatures already, but accepts those of every certificate of the federation.
         if others := {str(get_cert_common_name(certificate)) for certificate in certificates} - {ADMIN}:
             return f"jobs are signed by {ADMIN}, and this one by {', '.join(sorted(others))}", {}
         return "", {}
 
 
 SIGNATURES = {NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE}
-"""What FLARE itself puts beside a job's files."""
+"""Files that FLARE adds to a job."""
 
 NEEDED = {
     "ClientStatusProcessor",
@@ -218,13 +218,13 @@ NEEDED = {
     "CancelResourceProcessor",
     "NotifyJobStatusProcessor",
 }
-"""What a site lets the centre's server ask FLARE for: to run jobs. Reading its files is not among it."""
+"""The requests that a site accepts from the centre's server: to run jobs, but not to read the site's files."""
 
 
 def _serve(kit: Path) -> Any:
-    """FLARE's server listens where it was told to and nowhere else.
+    """FLARE's server, bound to the address of the federation file and no other.
 
-    FLARE itself knows two ways, loopback or every address: the address that it was given is put in its place.
+    FLARE itself can bind only to loopback or to all addresses, so the address is replaced in its URLs.
     """
     bind = json.loads((kit / "local" / "fedstill.json").read_text())["bind"]
     plain = fed_server.Cell
@@ -238,14 +238,14 @@ def _serve(kit: Path) -> Any:
 
 
 def _join(kit: Path) -> Any:
-    """FLARE's client without what it does not need here."""
+    """FLARE's client, without the request types that are not in NEEDED."""
     every = ClientRequestProcessors.request_processors
     every[:] = [processor for processor in every if type(processor).__name__ in NEEDED]
     return client_train
 
 
 def main() -> None:
-    """`python -m fedstill.federation.flare centre|site` and FLARE's own words: its server or client, here."""
+    """`python -m fedstill.federation.flare centre|site` with FLARE's own arguments: run its server or client."""
     side = sys.argv.pop(1)
     kit = Path(sys.argv[sys.argv.index("-m") + 1])
     program = {"centre": _serve, "site": _join}[side](kit)

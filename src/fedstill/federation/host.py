@@ -1,4 +1,4 @@
-"""What a site's worker does: a host of one client, and its state on the site's own disk."""
+"""The work of a site's worker: it hosts one client, and stores the client's state on the site's disk."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SiteHost:
         plugins.allow_only(self.file.own)
 
     def answer(self, request: Request) -> bytes:
-        """What is asked for, as bytes."""
+        """The reply to a request."""
         if request.what == "save":
             self._save(request.round)
             return b""
@@ -47,14 +47,14 @@ class SiteHost:
 
     @cached_property
     def plan(self) -> Plan:
-        """The site's part of the experiment; reading and tokenising take their time."""
+        """The site's part of the experiment; made when first used, because reading and tokenising take time."""
         self.tell(Step(self.errand.site, "reading", 0, 1))
         public = PublicSet.unpack(Path(self.errand.public).read_bytes())
         return site_plan(self.job, self.errand.site, self.file, public, self.folder)
 
     @cached_property
     def host(self) -> Host:
-        """One client's."""
+        """The host of the site's only client."""
         torch.set_num_threads(self.plan.experiment.threads)
         plan = replace(self.plan, host_bytes=None)
         return Host(plan, self.tell, [] if self.file.limits.parameters else [refuse_parameters])
@@ -66,26 +66,26 @@ class SiteHost:
         checkpoint.write(self.folder, manifest)
 
     def _restore(self, round: int) -> int:
-        """Go back to the newest state that is no newer than that round; which one that was."""
+        """Restore the newest state that is not after that round; returns that state's round."""
         self._forget_after(round)
         manifest, _ = checkpoint.latest(self.folder)
         if manifest is None:
             self.host.restore({})
             return 0
         if manifest.corpus != self.plan.corpus_fingerprint:
-            raise Refusal("its rows are not those that the experiment began with: it cannot go on from its state.")
+            raise Refusal("its rows are not those that the experiment began with: it cannot continue from its state.")
         self.host.restore(manifest.parties)
         return manifest.round
 
     def _forget_after(self, round: int) -> None:
-        """States of later rounds are of a run that went another way: kept, they would drive out those of this one."""
+        """Delete states of later rounds: they are of an abandoned run, and only the two newest states are kept."""
         for path in checkpoint.folder_of(self.folder).glob("round-*.json"):
             if int(path.stem.removeprefix("round-")) > round:
                 path.unlink()
 
 
 def refuse_parameters(message: Message, passage: Passage) -> Message:
-    """A site's limit, which stands where messages leave."""
+    """A guard for outgoing messages at a site that does not allow parameters to leave."""
     if any(isinstance(value, Mapping) for value in vars(message).values()):
-        raise Refusal(f"its limits forbid that parameters leave, and {type(message).__name__} holds some.")
+        raise Refusal(f"its limits do not allow parameters to leave, and {type(message).__name__} holds some.")
     return message

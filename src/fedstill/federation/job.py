@@ -1,4 +1,4 @@
-"""A job: what the centre asks the sites to take part in, and the hash that a site may insist on."""
+"""A job: the experiment that the centre asks the sites to run, and its hash, which a site may require."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from fedstill.config.experiment import EXPERIMENT_NAME, Experiment, from_source
 from fedstill.config.source import Source
 
 LOCAL = ("corpus", "partition", "public", "client_tests", "engine", "workers", "device", "memory")
-"""What of an experiment is each machine's own affair, or a simulation's."""
+"""Keys of an experiment that each machine sets for itself, or that only a simulation uses."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Plain data, the same at the centre and at every site."""
+    """The experiment and its public samples; the same at the centre and at every site."""
 
     experiment: dict[str, Any]
-    """Without what is local; algorithms and models of one's own as `own:Class`."""
+    """Without the keys of LOCAL; user-written algorithms and models are named `own:Class`."""
     public: str
     """The fingerprint of the public samples and labels."""
     samples: int
     labelled: int
-    """How many public samples there are, and how many further ones that the centre has labels for."""
+    """The number of public samples, and of further public texts for which the centre has labels."""
     sites: tuple[str, ...]
     version: str
-    """Of fedstill at the centre."""
+    """The centre's version of fedstill."""
 
     @classmethod
     def make(
@@ -49,45 +49,45 @@ class Job:
 
     @cached_property
     def hash(self) -> str:
-        """sha256 of everything that decides what happens; not of the version, which sites check by themselves."""
+        """The sha256 of everything except the version, which sites check separately."""
         body = asdict(self)
         del body["version"]
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
     @property
     def id(self) -> str:
-        """What its state lies under, at the centre and at the sites."""
+        """The name of its folder, at the centre and at the sites."""
         return f"{self.experiment['name']}-{self.hash[:12]}"
 
     def to_json(self) -> str:
-        """As it travels."""
+        """The text that is sent."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Job:
-        """What arrived, if it is a job."""
+        """The job in a received text; an error if it holds none."""
         try:
             body = json.loads(text)
             job = cls(**(body | {"sites": tuple(body["sites"])}))
         except (ValueError, TypeError, KeyError) as error:
-            raise FedstillError(f"this is no job of fedstill's ({error}).") from error
+            raise FedstillError(f"this is not a job of fedstill ({error}).") from error
         kinds = ((job.experiment, dict), (job.public, str), (job.samples, int), (job.labelled, int), (job.version, str))
         if not all(type(value) is kind for value, kind in kinds):
-            raise FedstillError("this is no job of fedstill's (a field is of another kind).")
+            raise FedstillError("this is not a job of fedstill (a field has the wrong type).")
         names = (job.experiment.get("name"), *job.sites)
         if not all(isinstance(name, str) and re.fullmatch(EXPERIMENT_NAME, name) for name in names):
-            raise FedstillError("this is no job of fedstill's (a name is none).")
+            raise FedstillError("this is not a job of fedstill (a name is not valid).")
         return job
 
     def settled(self) -> Experiment:
-        """The experiment; `plugins.allow_only` says first which classes of one's own a job may name."""
+        """The typed experiment; before, `plugins.allow_only` must have set which user-written classes are allowed."""
         if unwanted := sorted(set(self.experiment) & set(LOCAL)):
-            raise FedstillError(f"the job sets {', '.join(unwanted)}, which is each machine's own affair.")
+            raise FedstillError(f"the job sets {', '.join(unwanted)}, which each machine sets for itself.")
         return from_source(Source.of(self.experiment, "the job"))
 
 
 def anonymous(value: Any) -> Any:
-    """`file.py:Class` and `package.module:Class` as `own:Class`: where it lies is each machine's own affair."""
+    """`file.py:Class` and `package.module:Class` become `own:Class`: each machine has its own path to the class."""
     if isinstance(value, str) and ".py:" in value:
         return f"own:{value.rpartition(':')[2]}"
     if isinstance(value, list):

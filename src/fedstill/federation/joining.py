@@ -1,4 +1,4 @@
-"""What a site's operator does: join, with everything checked first, and leave."""
+"""The commands of a site's operator: check everything and join; leave."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fedstill.models.build import party_tokenizer
 Say = Callable[[str], None]
 
 ROOM = 2 << 30
-"""Bytes of disk that a site should have free: states of two rounds, models and tokens."""
+"""The free disk space that a site needs, in bytes: for the states of two rounds, models and tokens."""
 
 
 def prepare_site(kit: Path, site: Path, say: Say) -> str:
-    """Check kit, data, disk, versions and the connection; the site's name. What is wrong is one sentence."""
+    """Check kit, data, disk, versions and the connection; returns the site's name."""
     name = kits.check_kit(kit, "site")
     say(f"kit: {name}, good until {kits.expiry(kit):%Y-%m-%d}")
     file = read_file(site, SiteFile)
@@ -37,11 +37,11 @@ def prepare_site(kit: Path, site: Path, say: Say) -> str:
         say(f"public: {len(corpora.load_public(file.public)):,} texts")
     if file.model is not None:
         file.model.check()
-        party_tokenizer(file.model, "bert-tiny")  # finds the model, and fetches it where it must
+        party_tokenizer(file.model, "bert-tiny")  # downloads the model if necessary
         say(f"model: {file.model}")
     free = shutil.disk_usage(kit).free
     if free < ROOM:
-        raise FedstillError(f"{kit} lies on a disk with {size_text(free)} free; at least {size_text(ROOM)} are needed.")
+        raise FedstillError(f"{kit} is on a disk with {size_text(free)} free; at least {size_text(ROOM)} are needed.")
     say(f"disk: {size_text(free)} free")
     say(f"versions: {versions()}")
     host, port = centre_of(kit)
@@ -56,7 +56,7 @@ def prepare_site(kit: Path, site: Path, say: Say) -> str:
 
 
 def versions() -> str:
-    """What must fit together."""
+    """The versions of the packages that must be compatible with the centre's."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -67,14 +67,14 @@ def versions() -> str:
 
 
 def centre_of(kit: Path) -> tuple[str, int]:
-    """Where the kit's holder finds the centre."""
+    """The centre's address in a site's kit."""
     config = json.loads((kit / "startup" / "fed_client.json").read_text())
     host, _, port = config["servers"][0]["service"]["target"].rpartition(":")
     return host, int(port)
 
 
 def join(kit: Path, name: str, say: Say) -> None:
-    """Take part until interrupted."""
+    """Take part in jobs until interrupted."""
     daemon, tail = Daemon(kit, "site", name), _Tail(kit, say)
     with Presence(kit):
         say(f"{name} takes part; leave with Ctrl-C, or: fedstill federation leave {kit}")
@@ -85,7 +85,7 @@ def join(kit: Path, name: str, say: Say) -> None:
 
 
 class _Tail:
-    """Repeats what the site's own logs say."""
+    """Prints new lines of the site's logs."""
 
     def __init__(self, kit: Path, say: Say) -> None:
         self.folder, self.say = kit / "runs", say
@@ -101,6 +101,6 @@ class _Tail:
 
 
 def leave(kit: Path) -> bool:
-    """End the process that takes part with this kit; False where none does."""
+    """End the process that takes part with this kit; False if there is none."""
     kits.check_kit(kit, "site")
     return Presence(kit).end()

@@ -1,4 +1,4 @@
-"""Kits: what each party of a federation is handed. Certificates and keys from FLARE, and policies that allow little."""
+"""Kits: the folders that the parties of a federation receive, with certificates, keys and strict policies."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ Kind = Literal["site", "centre", "admin"]
 SERVER = "server"
 """The centre's name in its certificate; sites reach it by the federation file's `host`."""
 ADMIN = "admin@centre.org"
-"""The name that the centre's own commands log in by."""
+"""The name with which the centre's own commands log in."""
 
 CLASSES = [
     "fedstill.federation.flare.",
     "nvflare.collab.runtime.controller.CollabController",
     "nvflare.collab.runtime.executor.CollabExecutor",
 ]
-"""All that a job may be made of."""
+"""The only classes that a job may name."""
 
 VALIDATOR = {"path": "fedstill.federation.flare.NothingButNames"}
-"""What looks at a job before any of it is used."""
+"""The class that checks a job before any part of it is used."""
 
 DENIED = ("byoc", "shell_commands", "server-predeployed-flwr", "clone_job", "manage_job", "operate", "view")
-"""Kinds of rights that FLARE knows; single ones are given back below."""
+"""FLARE's groups of rights, all denied; the single rights below are allowed."""
 AT_CENTRE = ("submit_job", "list_jobs", "get_job_meta", "check_status", "abort_job", "delete_job")
 AT_SITE = ("submit_job", "check_status")
-"""A site is asked for `submit_job` too, when a job is brought to it."""
+"""A site needs `submit_job` too: FLARE checks it when a job arrives there."""
 
 CONFIG = {"centre": "fed_server.json", "site": "fed_client.json", "admin": "fed_admin.json"}
 PAIR = {"centre": "server", "site": "client", "admin": "client"}
@@ -55,7 +55,7 @@ POLICIES = ("resources.json", "authorization.json")
 """Without the second, FLARE allows everything."""
 
 HAND_OUT = "ask the centre for the kit again"
-RENEW = "`--renew` makes everybody's kit anew, and all of them have to be handed out again"
+RENEW = "`--renew` makes new kits for everybody, and all of them have to be handed out again"
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,17 @@ class Kits:
     admin: Path
     sites: dict[str, Path]
     good_until: datetime
-    """Of the certificate that ends first."""
+    """When the first certificate expires."""
     removed: tuple[str, ...] = ()
-    """Sites that have a kit and are no longer in the file: the centre refuses them from its next start on."""
+    """Sites that have a kit but are no longer in the file: the centre refuses them from its next start on."""
 
 
 def init(file: FederationFile, folder: Path, renew: bool = False) -> Kits:
-    """Makes the kits that are missing, or with `renew` everybody's certificates anew; other files in kits stay."""
+    """Make the missing kits, or with `renew` new certificates for everybody; other files in the kits stay."""
     if ":" in file.host:
-        raise FedstillError(f"host: FLARE does not know addresses such as {file.host}: give a name or an IPv4 address.")
+        raise FedstillError(
+            f"host: FLARE does not support addresses such as {file.host}: give a name or an IPv4 address."
+        )
     state = None
     if (folder / "federation.yaml").is_file() and not renew:
         state = _state_to_go_on_from(file, folder)
@@ -109,7 +111,7 @@ def kits_in(folder: Path) -> Kits:
 
 
 def settle(centre: Path, home: Path | None = None) -> None:
-    """Writes the centre's paths as they are, or will be: FLARE wants whole ones, and a folder can be moved."""
+    """Write the absolute paths that FLARE needs into the centre's kit; on every start, as a kit may have moved."""
     path = centre / "local" / "resources.json"
     resources = json.loads(path.read_text())
     here = (home or centre).resolve()
@@ -121,14 +123,14 @@ def settle(centre: Path, home: Path | None = None) -> None:
 
 
 def expiry(kit: Path) -> datetime:
-    """When the kit's certificate, or the root that signed it, ends."""
+    """When the kit's certificate, or the root that signed it, expires."""
     own = _certificate(_startup(kit, f"{PAIR[_kind(kit)]}.crt"))
     root = _certificate(_startup(kit, "rootCA.pem"))
     return min(own.not_valid_after_utc, root.not_valid_after_utc)
 
 
 def check_kit(kit: Path, kind: Kind) -> str:
-    """The name that the kit gives its holder; an error says what is wrong with the kit."""
+    """The name of the party that the kit is for; an error says what is wrong with the kit."""
     found = _kind(kit)
     if found != kind:
         raise FedstillError(f"{kit} is {WHOSE[found]} kit, not {WHOSE[kind]}.")
@@ -171,7 +173,7 @@ def _kind(kit: Path) -> Kind:
         if (kit / "startup" / name).is_file():
             return kind  # type: ignore[return-value]
     raise FedstillError(
-        f"there is no kit in {kit}: `fedstill federation init FILE` makes them, and the centre hands out."
+        f"there is no kit in {kit}: the centre makes kits with `fedstill federation init FILE` and hands them out."
     )
 
 
@@ -181,7 +183,7 @@ def _startup(kit: Path, name: str) -> Path:
 
 def _existing(path: Path, kit: Path) -> Path:
     if not path.is_file():
-        raise FedstillError(f"the kit {kit} is not whole, {path.relative_to(kit)} is missing; {HAND_OUT}.")
+        raise FedstillError(f"the kit {kit} is incomplete, {path.relative_to(kit)} is missing; {HAND_OUT}.")
     return path
 
 
@@ -204,7 +206,7 @@ def _common_name(certificate: x509.Certificate) -> str:
 
 
 def _state_to_go_on_from(file: FederationFile, folder: Path) -> Path:
-    """What an earlier `init` has left, if the new file fits it."""
+    """The certificates of an earlier `init`; an error if the new file does not match them."""
     old = read_file(folder / "federation.yaml", FederationFile)
     for key in ("name", "host", "port", "admin_port", "bind", "days"):
         was, now = getattr(old, key), getattr(file, key)
@@ -225,7 +227,7 @@ def _removed(file: FederationFile, certificates: dict[str, Any]) -> list[str]:
 
 
 def _provision(file: FederationFile, scratch: Path, state: Path | None) -> Path:
-    """The folder in which FLARE has made everybody's files; with the state of an earlier time, its certificates."""
+    """The folder in which FLARE made everybody's files; `state` has the certificates of an earlier time to reuse."""
     made = scratch / file.name
     (made / "state").mkdir(mode=0o700, parents=True)
     if state is not None:
@@ -274,7 +276,7 @@ def organisation(site: str) -> str:
 
 
 def _last_as_long_as_root(certificates: dict[str, Any]) -> None:
-    """FLARE's certificates last 360 days at most: those that end before their root are signed again, same key."""
+    """Sign certificates that expire before their root again, with the same key: FLARE's last 360 days at most."""
     root = x509.load_pem_x509_certificate(certificates["root_cert"].encode())
     key = serialization.load_pem_private_key(certificates["root_pri_key"].encode(), None)
     assert isinstance(key, RSAPrivateKey)
@@ -298,7 +300,7 @@ def _signed_until(old: x509.Certificate, until: datetime, root_key: RSAPrivateKe
 
 
 def _assemble(file: FederationFile, made: Path, kits: Path, certificates: dict[str, Any]) -> None:
-    """Of what FLARE has made, what is used; and our policies in place of its own."""
+    """Copy the files of FLARE's that are used, with our policies instead of FLARE's."""
     _copy_kit(made / SERVER, kits / "centre", "centre", certificates[SERVER])
     _copy_kit(made / ADMIN, kits / "admin", "admin", certificates[ADMIN])
     for site in file.sites:
@@ -375,7 +377,7 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def _move_files(source: Path, folder: Path) -> None:
-    """Each file to its place, where it is its owner's only; what lies beside it stays."""
+    """Move each file to its place, readable by its owner only; other files there stay."""
     for path in _walk(source):
         place = folder / path.relative_to(source)
         if path.is_dir():

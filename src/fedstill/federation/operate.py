@@ -1,4 +1,4 @@
-"""A federation seen from its centre: serve it, reach its server, stop and fetch its jobs."""
+"""The commands of the centre's operator: serve a federation, reach its server, stop and fetch its jobs."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class Centre:
 
     @property
     def file(self) -> FederationFile:
-        """Who takes part."""
+        """The federation file."""
         return read_file(self.folder / "federation.yaml", FederationFile)
 
     @property
     def kits(self) -> kits.Kits:
-        """Where their kits are."""
+        """The federation's kits."""
         return kits.kits_in(self.folder)
 
     @property
     def has(self) -> CentreFile:
-        """What the centre has, as `serve` was told."""
+        """The centre's file, as given to `serve`."""
         path = self.folder / "centre" / "local" / "server.json"
         if not path.exists():
             raise FedstillError("this federation has not been served yet: fedstill federation serve --server FILE")
@@ -50,18 +50,18 @@ class Centre:
 
     @property
     def runs(self) -> Path:
-        """Where the records of jobs are."""
+        """The folder with the records of jobs."""
         return self.folder / "centre" / "runs"
 
     def admin(self) -> Any:
-        """A connection to the server, for a `with`."""
+        """A connection to the server, to be used in a `with`."""
         if why := answers("127.0.0.1", self.file.admin_port):  # asking FLARE would take longer
             raise FedstillError(f"the federation's server does not answer ({why}): is `serve` running?")
         return flare().Admin(self.folder / "admin", kits.ADMIN)
 
 
 class AdminLine:
-    """A connection to the server that is kept until it breaks: FLARE does not quite let go of those that are closed."""
+    """A connection to the server that is used until it breaks, because FLARE leaks closed connections."""
 
     def __init__(self, centre: Centre) -> None:
         self.centre = centre
@@ -74,7 +74,7 @@ class AdminLine:
         self._drop()
 
     def ask(self, question: Callable[[Any], T]) -> T:
-        """The answer; a broken connection is made anew the next time."""
+        """The answer to a question; if the connection is broken, the next question opens a new one."""
         try:
             self.admin = self.admin or self.centre.admin()
             return question(self.admin)
@@ -89,7 +89,7 @@ class AdminLine:
 
 
 def flare() -> Any:
-    """The module that knows FLARE, if that is installed."""
+    """The module that uses FLARE; an error if FLARE is not installed."""
     try:
         from fedstill.federation import flare
     except ImportError as error:
@@ -100,7 +100,7 @@ def flare() -> Any:
 
 
 def prepare_centre(centre: Centre, server: Path | None, say: Say) -> None:
-    """Check kit, files and ports, and write down what the centre has."""
+    """Check kit, files and ports, and store the centre's file in its kit."""
     flare()
     known = centre.kits
     kits.check_kit(known.centre, "centre")
@@ -114,7 +114,7 @@ def prepare_centre(centre: Centre, server: Path | None, say: Say) -> None:
     where = centre.file
     for host, port in ((where.listens_on, where.port), ("127.0.0.1", where.admin_port)):
         if not is_free(host, port):
-            raise FedstillError(f"{host}:{port} is in use: end what listens there, or choose another port.")
+            raise FedstillError(f"{host}:{port} is in use: end the process that listens there, or choose another port.")
     say(f"certificates are good until {known.good_until:%Y-%m-%d}")
 
 
@@ -125,7 +125,7 @@ def _describe(file: CentreFile, say: Say) -> None:
 
 
 def serve(centre: Centre, say: Say) -> None:
-    """Run the server until it is interrupted."""
+    """Run the server until interrupted."""
     daemon = Daemon(centre.folder / "centre", "centre", kits.SERVER)
     with Presence(centre.folder / "centre"):
         file = centre.file
@@ -138,7 +138,7 @@ def serve(centre: Centre, say: Say) -> None:
 
 
 def newest(centre: Centre, name: str | None) -> Path:
-    """The folder of a job by its id or the beginning of it; of the newest where none is given."""
+    """The folder of the newest job, or of the newest whose id starts with `name`."""
     found = [path.parent for path in centre.runs.glob("*/job.json")]
     found = sorted((f for f in found if name is None or f.name.startswith(name)), key=lambda f: f.stat().st_mtime)
     if not found:
@@ -148,7 +148,7 @@ def newest(centre: Centre, name: str | None) -> Path:
 
 
 def stop(centre: Centre, name: str | None, at_once: bool, say: Say) -> None:
-    """End a job after its round, or now; its last finished round stays."""
+    """End a job after its current round, or now; finished rounds are kept."""
     folder = newest(centre, name)
     if Record(folder).is_finished:
         say(f"{folder.name} is finished already; next: fedstill federation fetch {folder.name}")
@@ -158,7 +158,7 @@ def stop(centre: Centre, name: str | None, at_once: bool, say: Say) -> None:
             admin.abort(json.loads((folder / "job.json").read_text())["number"])
     else:
         write_whole(folder / END, STOPPED.encode())
-    say(f"{folder.name} ends {'now' if at_once else 'after this round'}; submit goes on with it later.")
+    say(f"{folder.name} ends {'now' if at_once else 'after this round'}; `submit` continues it later.")
 
 
 def fetch(centre: Centre, name: str | None, out: Path | None) -> Path:
@@ -169,11 +169,11 @@ def fetch(centre: Centre, name: str | None, out: Path | None) -> Path:
         status = read_status(folder)
         raise FedstillError(
             f"{folder.name} is not finished (round {status.get('round', 0)} of {status.get('rounds', '?')}): wait for "
-            "it, or go on with it by submitting it again."
+            "it, or submit it again to continue it."
         )
     target = out or Path("runs") / record.summary["name"] / f"seed-{record.summary['seed']}"
     if target.exists() and any(target.iterdir()):
-        raise FedstillError(f"{target} is there already; choose another folder with --out.")
+        raise FedstillError(f"{target} is not empty; choose another folder with --out.")
     shutil.copytree(
         folder, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("status.json", "job.json", "checkpoint", END)
     )

@@ -1,4 +1,4 @@
-"""A whole federation on one machine: real processes, real certificates, real TLS, and away with it."""
+"""A whole federation on one machine, with real processes, certificates and TLS; torn down afterwards."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def rehearse(experiment: Experiment, out: Path, say: Say, force: bool = False, s
     if force:
         shutil.rmtree(out, ignore_errors=True)
     if out.exists() and any(out.iterdir()):
-        raise FedstillError(f"{out} is not empty: choose another folder with --out, or rehearse anew with --force.")
+        raise FedstillError(f"{out} is not empty: choose another folder with --out, or delete it with --force.")
     with rehearsing(experiment, out, say) as rehearsal:
         rehearsal.submit(say, show)
         return operate.fetch(rehearsal.centre, rehearsal.job.id, out / "run")
@@ -64,7 +64,7 @@ def rehearsing(
     say: Say,
     prepared: Callable[[Simulated, kits.Kits], None] = lambda simulated, made: None,
 ) -> Iterator[Rehearsal]:
-    """The federation while it stands: everything is there and running, nothing has been submitted."""
+    """A running federation of the experiment's clients, to which nothing has been submitted yet."""
     out.mkdir(parents=True, exist_ok=True)
     say("dividing the corpus")
     simulated = write_files(experiment, out / "data")
@@ -75,7 +75,7 @@ def rehearsing(
     prepared(simulated, made)
     centre = Centre(out / "federation")
     prepare_centre(centre, simulated.server, lambda line: None)
-    submission.make_job(centre, simulated.experiment)  # says what is wrong with it before anything is started
+    submission.make_job(centre, simulated.experiment)  # to report errors before anything is started
     with ExitStack() as stack:
         server = Daemon(made.centre, "centre", kits.SERVER)
         stack.callback(server.stop)
@@ -94,18 +94,18 @@ def rehearsing(
 
 
 def await_port(port: int, daemon: Daemon, within_s: float = 60.0) -> None:
-    """Until something listens there."""
+    """Wait until the server listens on the port."""
     until = time.monotonic() + within_s
     while time.monotonic() < until and daemon.is_alive:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return
         time.sleep(0.1)
-    raise FedstillError(f"the federation's server did not come up; {daemon.log} says why.")
+    raise FedstillError(f"the federation's server did not start; {daemon.log} says why.")
 
 
 def free_ports(many: int) -> list[int]:
-    """Ports of the loopback interface that nobody uses now."""
+    """Ports of the loopback interface that are not in use."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(many)]
         for probe in probes:

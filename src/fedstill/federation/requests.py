@@ -1,21 +1,21 @@
-"""How the centre and a site speak: frames with a number each, which makes asking again harmless."""
+"""Requests between the centre and a site: each has a number, so that sending it twice is harmless."""
 
 from __future__ import annotations
 
 from fedstill.common.errors import FedstillError
 
 WAIT_S = 2.0
-"""How long a site keeps the centre waiting before it says that it is still at work."""
+"""How long a site waits for a result before it answers that it is still working."""
 LARGE = 4 << 20
-"""A reply of more bytes is announced first, so that the centre can wait for it long enough."""
+"""The size of a large reply: it is announced first, so that the centre waits long enough for it."""
 SLOWEST = 100_000
-"""Bytes a second that a connection is trusted to carry."""
+"""The slowest connection that is supported, in bytes per second."""
 
 
 class Refusal(FedstillError):
-    """A site does not take part; its sentence holds nothing private, so that it may leave."""
+    """A site refuses a request; the message contains nothing private and may be sent to the centre."""
 
 
 def transfer_s(size: int) -> float:
-    """How long that many bytes may be on their way."""
+    """The longest time that the transfer of `size` bytes may take."""
     return size / SLOWEST

@@ -1,4 +1,4 @@
-"""The files of a federation out of a simulated experiment: every client a site, with the rows that it would have."""
+"""The files of a federation, made from a simulated experiment: every client becomes a site with the same rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedstill.plan.prepare import divide
 
 @dataclass(frozen=True)
 class Simulated:
-    """What was written."""
+    """The files that were written."""
 
     experiment: Experiment
     """Resolved, with its labels."""
@@ -38,7 +38,7 @@ class Simulated:
 
 
 def write_files(experiment: Experiment, out: Path) -> Simulated:
-    """Divide the experiment's corpus as a simulation would, and write what every site and the centre has of it."""
+    """Divide the experiment's corpus as a simulation would, and write the files of every site and of the centre."""
     refuse_other_kinds(experiment.corpus)
     if experiment.partition.global_test:
         raise FedstillError("partition.global_test: the centre of a federation has one test; leave it out.")
@@ -100,7 +100,7 @@ def _write_yaml(path: Path, values: dict[str, Any]) -> Path:
 def _write_rows(
     path: Path, corpus: Corpus, rows: Ints, domains: list[str] | None = None, is_labelled: bool = True
 ) -> dict[str, Any]:
-    """Write the rows in order, a JSON object a line, and say how to read them; nothing where there are none."""
+    """Write the rows as JSON lines, in order; returns the settings to read them, empty if there are no rows."""
     if not len(rows):
         path.unlink(missing_ok=True)
         return {}
@@ -118,13 +118,13 @@ def _write_rows(
 
 
 def _own_classes(experiment: Experiment) -> dict[str, str]:
-    """Every class of a user's own that the experiment names, and where it lies: every machine must allow them all."""
+    """The user-written classes that the experiment names, and their places: every machine must allow them all."""
     whole = experiment.model_dump(mode="json")
     found: dict[str, str] = {}
     for place in map(absolute, _own_names([whole["algorithm"], whole["clients"], whole["server"], whole["wire"]])):
         name = place.rpartition(":")[2]
         if found.setdefault(name, place) != place:
-            raise FedstillError(f"{found[name]} and {place} have the same name: call one of the classes otherwise.")
+            raise FedstillError(f"{found[name]} and {place} have the same name: rename one of the classes.")
     return found
 
 

@@ -1,4 +1,4 @@
-"""The light half of a site: it says what is allowed, keeps a worker alive, and never makes the centre wait."""
+"""A site's front: it answers the centre quickly, decides what is allowed, and keeps a worker process alive."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from fedstill.wire.frames import frame, unframe
 from fedstill.wire.messages import BadMessage, Parameters
 
 SHOWN = ("phase", "done", "steps", "epochs")
-"""What a site tells of its progress: how far it is, never how well it does."""
+"""What a site tells about its progress: how far it is, but no scores."""
 GIVEN_UP = "it took too long and was given up."
 DEATHS = 2
-"""How often a worker may die over one request before that is a failure."""
+"""How often a worker may die during one request before the request fails."""
 
 
 class SiteTask:
-    """A request being worked on."""
+    """A request that the site is working on."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -42,14 +42,14 @@ class SiteTask:
         self.notes: list[str] = []
 
     def reply(self, takes_large: bool) -> bytes:
-        """How it stands; a large result is announced before it is handed out."""
+        """The task's state or result; a large result is announced before it is sent."""
         if len(self.payload) > LARGE and not takes_large:
             return frame({"state": "ready", "bytes": len(self.payload)})
         return frame(self.header, self.payload)
 
 
 class Site:
-    """Answers the centre. Any thread may call; requests are worked on one after the other."""
+    """Answers the centre. Any thread may call `answer`; requests are worked on one after the other."""
 
     def __init__(self, name: str, job: Job, file: SiteFile, folder: Path) -> None:
         self.name, self.job, self.file = name, job, file
@@ -58,16 +58,16 @@ class Site:
         self.public = self.folder / "public.bin"
         self.worker: Worker | None = None
         self.boundary = 0
-        """The round after which the state on disk is."""
+        """The round after which the state on disk was saved."""
         self.since: list[tuple[int, bytes]] = []
-        """The calls since then: a worker that died is brought back by hearing them again."""
+        """The calls since then: they are repeated after a worker died, to bring the new one to the same state."""
         self.is_open = False
         self.round = 0
         self.task = SiteTask(0)
         self.lock, self.working = threading.Lock(), threading.Lock()
 
     def answer(self, raw: object) -> bytes:
-        """Begin what a request asks for, or say how the one of its number stands; waits a moment for the result."""
+        """Start a new request, or tell the state of the one with its number; waits a short time for the result."""
         try:
             header, payload = unframe(raw)
             number, what = int(header["number"]), str(header["what"])
@@ -83,13 +83,13 @@ class Site:
         return task.reply(bool(header.get("takes_large")))
 
     def close(self) -> None:
-        """Let go of the worker."""
+        """End the worker."""
         with self.lock:
             self.task.is_superseded = True
             self._end_worker()
 
     def _begin(self, number: int, header: dict[str, Any], payload: bytes) -> None:
-        """A new request: the centre has given up on the one before, if that is still being worked on."""
+        """Start a new request; if the one before is not done, the centre has given it up, and its worker is ended."""
         before, self.task = self.task, SiteTask(number)
         before.is_superseded = True
         if not before.done.is_set():
@@ -114,16 +114,16 @@ class Site:
             except (Failed, Refusal) as error:
                 self._log(f"{header['what']}: {error}")
                 task.header = {"state": "failed", "reason": str(error)}
-            except Exception as error:  # whatever it is, the centre hears of it, and not what it says
+            except Exception as error:  # the centre is told its type but not its message, which may be private
                 self._log(f"{type(error).__name__}: {error}")
                 task.header = {"state": "failed", "reason": f"{type(error).__name__}; the site's own log says more."}
             finally:
                 task.done.set()
 
-    # What may be asked for
+    # The requests
 
     def _open(self, task: SiteTask, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
-        """Check what the experiment would do, and whether the public samples are here already."""
+        """Check that the experiment is allowed, and whether the public samples are here already."""
         self.is_open = False
         refuse_unwanted(self.job, self.file, self.name)
         own = site_public(self.file, self.job.samples)
@@ -141,7 +141,7 @@ class Site:
     def _keep_public(self, public: PublicSet) -> None:
         if not public.is_of(self.job):
             raise Refusal(
-                "its public samples are not the experiment's: opinions on them would not fit together. Compare the "
+                "its public samples are not the experiment's: opinions on them could not be combined. Compare the "
                 "files row by row."
             )
         write_whole(self.public, public.pack())
@@ -154,7 +154,7 @@ class Site:
         try:
             reply = self._ask(task, Request("call", self.name, round, payload))
         except BaseException:
-            # Who fails in a round was not there in it.
+            # A site that fails in a round does not take part in it: its earlier calls in the round do not count.
             self.since = [(number, raw) for number, raw in self.since if number != round]
             raise
         self.since.append((round, payload))
@@ -178,7 +178,7 @@ class Site:
     # The worker
 
     def _ask(self, task: SiteTask, request: Request) -> bytes:
-        """The worker's answer; one that dies is started again and brought to where it was."""
+        """The worker's answer; a worker that dies is started again and brought to the same state."""
 
         def tell(event: Event) -> None:
             if isinstance(event, Step):
@@ -194,13 +194,13 @@ class Site:
                     raise Failed(GIVEN_UP) from death
                 deaths.append(str(death))
                 task.notes.append(f"its worker died ({death}) and was started again.")
-                self._log(f"the worker died over {request.what} ({death}); it is started again.")
+                self._log(f"the worker died during {request.what} ({death}); it is started again.")
                 if len(deaths) > DEATHS:
-                    raise Failed(f"its worker died {len(deaths)} times over one request ({deaths[-1]}).") from death
+                    raise Failed(f"its worker died {len(deaths)} times during one request ({deaths[-1]}).") from death
 
     def _living(self, task: SiteTask, tell: Tell) -> Worker:
-        """A worker in the state that the site is in."""
-        with self.lock:  # whoever gives a task up ends its worker: none may be started for it afterwards
+        """The running worker, or a new one that is brought to the same state."""
+        with self.lock:  # a superseded task's worker has been ended: no new one may start for it
             if task.is_superseded:
                 raise Failed(GIVEN_UP)
             if self.worker is not None:
@@ -214,7 +214,7 @@ class Site:
         try:
             self._bring_back(worker, task, tell)
         except Failed:
-            worker.kill()  # it is not where the site is, and must not be asked anything
+            worker.kill()  # it does not have the site's state and must not be used
             self.worker = None
             raise
         return worker
@@ -224,7 +224,7 @@ class Site:
             reached = int(json.loads(worker.ask(Request("restore", self.name, self.boundary), tell)))
             if reached != self.boundary:
                 task.notes.append(
-                    f"its state after round {self.boundary} is lost; that after {reached} takes its place."
+                    f"its state after round {self.boundary} is lost; it uses the one after round {reached} instead."
                 )
                 self.boundary = reached
         for round, raw in self.since:
@@ -241,10 +241,10 @@ class Site:
 
 
 def refuse_unwanted(job: Job, file: SiteFile, name: str) -> None:
-    """Refuse what the site's file does not allow, in a sentence that may leave."""
+    """Refuse a job that the site's file does not allow; the message may be sent to the centre."""
     limits = file.limits
     if job.version != VERSION:
-        raise Refusal(f"it runs fedstill {VERSION}, and the centre {job.version}: install the same.")
+        raise Refusal(f"it runs fedstill {VERSION}, and the centre {job.version}: install the same version.")
     if name not in job.sites:
         raise Refusal("it is not among the experiment's sites.")
     if limits.experiments is not None and not any(job.hash.startswith(known) for known in limits.experiments):
@@ -255,13 +255,13 @@ def refuse_unwanted(job: Job, file: SiteFile, name: str) -> None:
         algorithm = experiment.method
     except FedstillError as error:
         if any(place.rpartition(":")[0] in str(error) for place in file.own.values()):
-            raise  # it speaks of a file of the site's: for the site's own log
-        # The job's words, not the site's.
+            raise  # the message names a file of the site: it goes only to the site's log
+        # The message is about the job and contains nothing of the site's.
         raise Refusal(f"it cannot run the experiment: {error}") from error
     if limits.rounds is not None and experiment.rounds > limits.rounds:
         raise Refusal(f"it takes part in {limits.rounds} rounds at most, and the experiment has {experiment.rounds}.")
     sends_parameters = any(issubclass(kind, Parameters) for kind in algorithm.messages)
     if not limits.parameters and (sends_parameters or "parameters" in algorithm.requires()):
-        raise Refusal(f"its limits forbid that parameters leave, and {algorithm.title} sends them.")
+        raise Refusal(f"its limits do not allow parameters to leave, and {algorithm.title} sends them.")
     if limits.noise:
         raise Refusal("it requires noise on what leaves, and this fedstill cannot add any yet.")

@@ -1,4 +1,4 @@
-"""What a job is doing, in a small file beside its record: the centre's process writes it, `status` reads it."""
+"""A job's status, in a small file in its folder: the centre's process writes it, `status` reads it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOTES = 20
 
 
 class Status:
-    """Hears events from any thread and keeps the file up to date; what ends the job is its last word."""
+    """Receives events from any thread and keeps the file up to date; at the end it writes why the job ended."""
 
     def __init__(self, folder: Path, job: Job) -> None:
         self.path = folder / "status.json"
@@ -105,7 +105,7 @@ class Status:
 
 
 def _shown(progress: object) -> dict[str, Any]:
-    """Of what a site says of its progress, what is meant to be there."""
+    """The expected parts of the progress that a site reports; everything else is dropped."""
     said = progress if isinstance(progress, dict) else {}
     steps = {key: said[key] for key in ("done", "steps") if type(said.get(key)) is int}
     return steps | ({"phase": plain(said["phase"])[:40]} if "phase" in said else {})
@@ -120,7 +120,7 @@ def _last_word(error: BaseException | None) -> str:
 
 
 def late(sites: dict[str, Any], now: float) -> list[str]:
-    """Who is at work for more than twice as long as those who have answered took."""
+    """Sites that have been working more than twice as long as the median of those that have answered."""
     took = [place["took"] for place in sites.values() if place["state"] == "answered"]
     usual = statistics.median(took) if took else float("inf")
     waiting = {name: now - place["since"] for name, place in sites.items() if place["state"] in ("asked", "working")}
@@ -128,7 +128,7 @@ def late(sites: dict[str, Any], now: float) -> list[str]:
 
 
 def doing(place: dict[str, Any], is_late: bool = False) -> str:
-    """What a site does, in a few words."""
+    """What a site is doing, in a few words."""
     state, progress = place.get("state", "waiting"), place.get("progress") or {}
     if state in ("asked", "working"):
         seconds = time.time() - place["since"]
@@ -141,7 +141,7 @@ def doing(place: dict[str, Any], is_late: bool = False) -> str:
 
 
 def in_a_line(status: dict[str, Any]) -> str:
-    """What a job does now."""
+    """What a job is doing, in one line."""
     if status["state"] != "running":
         return str(status["state"])
     sites = ", ".join(f"{name} {doing(place)}" for name, place in status["sites"].items())
@@ -149,26 +149,26 @@ def in_a_line(status: dict[str, Any]) -> str:
 
 
 def round_line(status: dict[str, Any]) -> str:
-    """A round in a line."""
+    """The last finished round in one line."""
     score = points(status, status.get("server", {}))
     own = f"server {metric_title(status)} {score}, " if score else ""
     return f"round {status['round']}/{status['rounds']}: {own}{size_text(status['bytes'])}"
 
 
 def metric_title(status: dict[str, Any]) -> str:
-    """What the headline metric is called, once the job has begun."""
+    """The title of the headline metric; empty before the job has started."""
     metric = METRICS.get(status.get("metric", ""))
     return "" if metric is None else metric.title
 
 
 def points(status: dict[str, Any], place: dict[str, Any]) -> str:
-    """How well the server or a site did when it was last measured, by the headline metric."""
+    """The last score of the server or a site, by the headline metric."""
     score = place.get("score", {}).get(status.get("metric"))
     return "" if score is None else f"{100 * score:.1f}"
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """What a job was doing when it last said so."""
+    """A job's last written status; empty if there is none."""
     try:
         return dict(json.loads((folder / "status.json").read_text()))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""A submission: a job is made, handed in, followed, and handed in again when it ended before its time."""
+"""A submission: a job is made, submitted, followed, and submitted again if it ends early."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fedstill.federation.status import in_a_line, read_status, round_line
 from fedstill.results.record import Record
 
 TRIES = 3
-"""How often a job may end without having finished a round before nobody tries again."""
+"""How often in a row a job may end without a finished round before it is not submitted again."""
 HEARD_S = 25.0
-"""A site is heard of every ten seconds; FLARE holds one that is gone for connected for half a minute."""
+"""A site that was silent for longer is away. Sites report every 10 s; FLARE counts them as connected for 30 s."""
 PATIENCE_S = 15.0
-"""How long a submission that can do without some sites waits for them all the same."""
+"""How long a submission waits for missing sites although there are enough."""
 
 
 def make_job(centre: Centre, experiment: Experiment) -> Job:
@@ -34,7 +34,7 @@ def make_job(centre: Centre, experiment: Experiment) -> Job:
     everybody = centre.file.sites
     sites = [*experiment.clients] if isinstance(experiment.clients, dict) else everybody
     if unknown := [name for name in sites if name not in everybody]:
-        raise FedstillError(f"clients: {', '.join(unknown)} is no site of this federation ({', '.join(everybody)}).")
+        raise FedstillError(f"clients: {', '.join(unknown)} is not a site of this federation ({', '.join(everybody)}).")
     public = read_public(centre.has)
     labels = experiment.labels or []
     fingerprint = public.fingerprint(labels)
@@ -46,7 +46,7 @@ def make_job(centre: Centre, experiment: Experiment) -> Job:
 
 
 def write_job(job: Job, folder: Path, sites: list[str]) -> Path:
-    """The job as FLARE wants it: two classes of ours by name, and no code."""
+    """Write the job in FLARE's format: it names two of our classes and contains no code."""
     meta = {
         "name": job.id,
         "min_clients": len(sites),
@@ -64,7 +64,7 @@ def write_job(job: Job, folder: Path, sites: list[str]) -> Path:
 def submit(
     centre: Centre, job: Job, say: Say, quorum: float, follows: bool = True, show: Say = lambda line: None
 ) -> Record | None:
-    """Hand a job in and follow it to its end; a job that ends before is handed in again, as long as rounds finish."""
+    """Submit a job and follow it to its end; while it finishes rounds, it is submitted again if it ends early."""
     folder = centre.runs / job.id
     if Record(folder).is_finished:
         say(f"{job.id} is finished; next: fedstill federation fetch {job.id}")
@@ -86,16 +86,16 @@ def submit(
         if status.get("state") == "failed" and status.get("updated", 0) > before:
             raise FedstillError(f"{job.id}: {reason}")
         if reason == STOPPED:
-            say(f"{reason} after round {now}; the same command goes on with it.")
+            say(f"{reason} after round {now}; the same command continues it.")
             return None
         tries, reached = (0 if now > reached else tries + 1), now
-        say(f"the job ended after round {now} ({reason}); it is handed in again.")
+        say(f"the job ended after round {now} ({reason}); it is submitted again.")
     raise FedstillError(f"{job.id} ended {TRIES} times without finishing a round; the last time: {reason}")
 
 
 @dataclass(frozen=True)
 class HandedIn:
-    """A job of FLARE's: its number there, the sites that it was given to, and when."""
+    """A submitted job: FLARE's number for it, its sites, and the time of submission."""
 
     number: str
     sites: list[str]
@@ -114,7 +114,7 @@ def _hand_in(centre: Centre, job: Job, sites: list[str]) -> HandedIn:
 
 
 def _under_way(centre: Centre, folder: Path) -> HandedIn | None:
-    """The job that somebody has handed in already and that has not ended."""
+    """The job if it has been submitted already and has not ended."""
     try:
         made = HandedIn(**json.loads((folder / "job.json").read_text()))
         with centre.admin() as admin:
@@ -125,7 +125,7 @@ def _under_way(centre: Centre, folder: Path) -> HandedIn | None:
 
 
 def _wait_for_sites(centre: Centre, job: Job, quorum: float, say: Say) -> list[str]:
-    """The job's sites that are connected; waits for as many as the experiment cannot do without."""
+    """The job's sites that are connected; waits until there are enough for the quorum."""
     enough = needed(quorum, len(job.sites))
     begun, told = time.monotonic(), ""
     with AdminLine(centre) as line:
@@ -146,12 +146,12 @@ def _wait_for_sites(centre: Centre, job: Job, quorum: float, say: Say) -> list[s
 
 
 def is_heard(heard: float) -> bool:
-    """Whether a site that FLARE holds for connected, and that was last heard of then, is there."""
+    """Whether a site last heard from at that time is still there; FLARE itself notices late."""
     return time.time() - heard < HEARD_S
 
 
 def _follow(centre: Centre, folder: Path, job: HandedIn, teller: _Teller) -> str:
-    """Tell what happens until the job ends; why it did."""
+    """Report what happens until the job ends; returns the reason why it ended."""
     is_away = False
     with AdminLine(centre) as line:
         while True:
@@ -175,7 +175,7 @@ def _follow(centre: Centre, folder: Path, job: HandedIn, teller: _Teller) -> str
 
 
 class _Teller:
-    """Says what is new in a status, and shows what is going on."""
+    """Prints what is new in a status, and shows the current work."""
 
     def __init__(self, say: Say, show: Say) -> None:
         self.say, self.show, self.round, self.notes = say, show, -1, 0
@@ -194,7 +194,7 @@ class _Teller:
 def _regroup(folder: Path, back: list[str], say: Say) -> None:
     if back and not (folder / END).exists():
         write_whole(folder / END, b"a site is back")
-        say(f"{', '.join(back)} is back: the job ends after this round, and goes on with everybody.")
+        say(f"{', '.join(back)} is back: the job ends after this round, and continues with all sites.")
 
 
 def _why(state: str, meta: dict[str, Any], status: dict[str, Any]) -> str:
@@ -207,7 +207,7 @@ def _why(state: str, meta: dict[str, Any], status: dict[str, Any]) -> str:
 
 
 def _back(status: dict[str, Any], connected: dict[str, float], sites: list[str]) -> list[str]:
-    """Sites that are there and yet cannot be in the running job, because they came, or came back, after it began."""
+    """Connected sites that the running job cannot use, because they came, or came back, after it started."""
     places, found = status.get("sites", {}), []
     for name, heard in connected.items():
         place = places.get(name, {})

@@ -1,4 +1,4 @@
-"""`fedstill federation status`: who is there, how far the job is, who is late."""
+"""`fedstill federation status`: which sites are connected, how far the job is, who is late."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORRY_DAYS = 30
 
 
 def picture(line: AdminLine, name: str | None) -> Group:
-    """Everything about the federation and its newest job, or a given one."""
+    """The federation, its sites, and the newest job or the one called `name`."""
     centre = line.centre
     lines = [_head(centre)]
     try:
@@ -50,10 +50,10 @@ def _job(name: str, status: dict[str, Any], is_finished: bool, is_served: bool) 
     if is_finished:
         return f"{name}: finished, {round_line(status)}; next: fedstill federation fetch {name}"
     if not status:
-        return f"{name}: handed in, not begun yet"
+        return f"{name}: submitted, not started yet"
     state = status["state"]
     if state in ("running", "preparing") and not is_served:
-        state = "interrupted: the server is away; submit goes on with it from the last finished round"
+        state = "interrupted: the server is away; `submit` continues it after the last finished round"
     reason = f" ({status['reason']})" if status.get("reason") else ""
     return f"{name}: {state}{reason}, {round_line(status)}"
 

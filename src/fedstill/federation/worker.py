@@ -1,6 +1,7 @@
-"""The heavy half of a site: a process that holds the rows and the model, and that may die without taking the job along.
+"""A site's worker: a process that holds the rows and the model; if it dies, the job can continue.
 
-It speaks over a socket to whoever started it, and to nobody else: requests in, replies, progress and failures out.
+It is connected by a socket to the process that started it, and to no other: it receives requests, and sends replies,
+progress and failures.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from fedstill.wire.frames import frame, unframe
 
 
 class Died(Exception):
-    """The worker is gone; the message says how."""
+    """The worker process died; the message says how."""
 
 
 class Failed(Exception):
-    """The worker lives but could not do it; the message may leave the site."""
+    """The worker could not do what was asked, but lives; the message may be sent to the centre."""
 
 
 @dataclass(frozen=True)
 class Errand:
-    """What a worker is started for."""
+    """What a worker needs to start."""
 
     site: str
     job: str
@@ -61,17 +62,17 @@ class Worker:
             )
         there.close()
         self.pipe = Pipe(Connection(here.detach()))
-        with contextlib.suppress(OSError):  # who asks it something will notice that it died at once
-            # Not as an argument, which everybody on the machine could read.
+        with contextlib.suppress(OSError):  # it died already, which the first request will notice
+            # Not as an argument of the command, which every user of the machine could read.
             self.pipe.connection.send_bytes(frame(asdict(errand)))
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the process runs."""
         return self.process.poll() is None
 
     def ask(self, request: Request, tell: Tell) -> bytes:
-        """Its reply; progress is told on the way."""
+        """The reply to a request; progress is passed to `tell` meanwhile."""
         try:
             self.pipe.send(request)
             while isinstance(heard := self.pipe.hear(), Event):
@@ -83,10 +84,10 @@ class Worker:
         return heard
 
     def kill(self) -> str:
-        """End it, whatever it does; how it died, where it had done so already."""
+        """End the process; returns how it died."""
         if self.process.poll() is None:
             try:
-                self.process.wait(STOP_S / 10)  # its end of the socket closes a moment before it is gone
+                self.process.wait(STOP_S / 10)  # a dying process closes its socket a moment before it has ended
             except subprocess.TimeoutExpired:
                 self.process.kill()
         code = self.process.wait()
@@ -95,8 +96,8 @@ class Worker:
 
 
 def main() -> None:
-    """A worker's life: requests one after the other until the socket closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: who started it decides
+    """The main function of a worker: it answers requests one after the other until the socket closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the parent decides what to do
     threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
     connection = Connection(int(sys.argv[1]))
     errand = Errand(**unframe(connection.recv_bytes())[0])
@@ -108,7 +109,7 @@ def main() -> None:
         def answer(request: Request) -> Outcome:
             try:
                 return host.answer(request)
-            except Exception as error:  # the method's own code may raise anything, and the worker goes on
+            except Exception as error:  # the method's code may raise anything, and the worker continues
                 return Reason(_safe(error))
 
         return answer
@@ -117,7 +118,7 @@ def main() -> None:
 
 
 def _safe(error: Exception) -> str:
-    """What may leave of an error. Its own words could quote private rows: they go to the site's log."""
+    """A message that may be sent to the centre. The error's own message may quote private rows: it is only logged."""
     if isinstance(error, Refusal):
         return str(error)
     import traceback
@@ -133,7 +134,7 @@ def _safe(error: Exception) -> str:
 
 
 def _follow(parent: int) -> None:
-    """Die with the parent, however it dies."""
+    """End this process when the parent has ended, even if the parent was killed."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
