@@ -30,7 +30,7 @@ ONE = 4 * (2 * 2**17 + 1) * 3 + 4 * 3
 
 def host_of(small: Small, folder: Path, limit: int | None, **changes: object) -> Host:
     folder.mkdir()
-    _, plan, _ = prepare(small(clients="bow", **changes), folder)
+    _, plan, _ = prepare(small(**{"clients": "bow", "device": "cpu"} | changes), folder)
     return Host(replace(plan, host_bytes=limit), tell_nobody)
 
 
