@@ -245,6 +245,7 @@ def berts(experiment, tmp_path):
     return make
 
 
+@pytest.mark.slow
 def test_a_federation_of_berts_learns_and_ends_the_same_after_an_interruption(berts, tmp_path):
     chosen = berts(rounds=2)
     record = fedstill.run(chosen, tmp_path / "whole")

@@ -34,14 +34,22 @@ def whole(experiment, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("method", METHODS)
+def quick(names, few):
+    """All of them, of which a few are run by `make test` already."""
+    return [name if name in few else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("method", quick(METHODS, ("FedAvg", "FedHe", "CFD", "FedMD", "Cronus")))
 def test_two_workers_give_the_same_bytes(experiment, whole, tmp_path, method):
     two = fedstill.run(experiment(**METHODS[method], workers=2), tmp_path / "run")
     assert content(two.folder) == whole(method)
 
 
+INTERRUPTED = ["Cronus", "FedMD", "FedHe", "FedOpt", "CFD", "CFD with everybody", "MutualKD"]
+
+
 @pytest.mark.parametrize("stop", [stop_in(1), stop_after(1), stop_in(2), stop_after(2), stop_after(3)])
-@pytest.mark.parametrize("method", ["Cronus", "FedMD", "FedHe", "FedOpt", "CFD", "CFD with everybody", "MutualKD"])
+@pytest.mark.parametrize("method", quick(INTERRUPTED, ("FedHe", "CFD", "MutualKD")))
 def test_an_interrupted_run_ends_as_it_would_have(experiment, whole, tmp_path, method, stop):
     with pytest.raises(KeyboardInterrupt):
         fedstill.run(experiment(**METHODS[method]), tmp_path / "run", tell=stop)

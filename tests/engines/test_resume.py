@@ -222,8 +222,15 @@ class Endless(AdaFD):
 """Says when a client begins to train, which will take it days."""
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("signal_", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("signal_", "workers"),
+    [
+        (signal.SIGTERM, 1),
+        (signal.SIGINT, 2),
+        pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_in_a_phase_ends_the_run_before_the_phase_ends_and_says_how_to_go_on(
     small: Small, tmp_path: Path, signal_: signal.Signals, workers: int
 ) -> None:
