@@ -495,7 +495,7 @@ import sys
 
 if any("worker_process" in word for word in sys.orig_argv):
     from fedstill.federation import site
-    from fedstill.wire.frames import frame
+    from fedstill.federation.requests import frame
 
     plain, asked = site.Site.answer, []
 

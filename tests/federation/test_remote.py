@@ -23,11 +23,10 @@ from fedstill.engines.seconds import Slip
 from fedstill.federation import centre
 from fedstill.federation.centre import END, Ended, Unreachable
 from fedstill.federation.data import read_public, site_plan
-from fedstill.federation.requests import LARGE
+from fedstill.federation.requests import LARGE, frame, unframe
 from fedstill.federation.status import Status
 from fedstill.results.record import Record
 from fedstill.wire.encoding import decode, encode
-from fedstill.wire.frames import frame, unframe
 from fedstill.wire.messages import Answer, Done, Hello, Message, Opinion
 from tests.federation.stage import alone, differences, server_model, until
 from tests.federation.together import Deliver, Request, Together, two_shops, write_two_shops

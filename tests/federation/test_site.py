@@ -19,10 +19,10 @@ from fedstill.engines.seconds import Slip
 from fedstill.federation.data import read_public
 from fedstill.federation.files import to_values
 from fedstill.federation.host import SiteHost
+from fedstill.federation.requests import frame, unframe
 from fedstill.federation.site import DEATHS, Site
 from fedstill.federation.worker import Errand
 from fedstill.wire.encoding import encode
-from fedstill.wire.frames import frame, unframe
 from fedstill.wire.messages import BadMessage
 from tests.federation.together import Caller, Together, two_shops, write_two_shops
 

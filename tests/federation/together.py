@@ -16,10 +16,10 @@ from fedstill.federation import centre
 from fedstill.federation.data import read_public
 from fedstill.federation.files import CentreFile, SiteFile, read_file, to_values
 from fedstill.federation.job import Job
+from fedstill.federation.requests import frame, unframe
 from fedstill.federation.simulated import Simulated, write_files
 from fedstill.federation.site import Site
 from fedstill.results.record import Record
-from fedstill.wire.frames import frame, unframe
 from tests.conftest import write_reviews
 from tests.federation.stage import three_shops
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -12,7 +13,6 @@ from typing import Any, Literal
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import Event, Tell, from_json, to_json
-from fedstill.wire.frames import frame, unframe
 
 What = Literal["call", "save", "restore", "export", "begin", "begin as the first of a machine"]
 
@@ -66,6 +66,17 @@ def in_words(error: Exception) -> str:
     return f"{type(error).__name__} in {Path(last.filename).name}:{last.lineno}: {error}"
 
 
+def send(connection: Connection, header: Mapping[str, Any], payload: bytes = b"") -> None:
+    """Send a header and bytes; apart, because joining them would copy a model's parameters."""
+    connection.send_bytes(json.dumps(header).encode())
+    connection.send_bytes(payload)
+
+
+def receive(connection: Connection) -> tuple[dict[str, Any], bytes]:
+    """What `send` sent."""
+    return json.loads(connection.recv_bytes()), connection.recv_bytes()
+
+
 class Pipe:
     """The end that sends requests, one at a time. Raises EOFError or OSError when the other end is gone."""
 
@@ -74,11 +85,11 @@ class Pipe:
 
     def send(self, request: Request) -> None:
         """Send a request."""
-        self.connection.send_bytes(frame(request.header, request.payload))
+        send(self.connection, request.header, request.payload)
 
     def hear(self) -> Outcome | Event:
         """Wait for what comes next: progress, or the outcome of the request."""
-        header, payload = unframe(self.connection.recv_bytes())
+        header, payload = receive(self.connection)
         if header["kind"] == "progress":
             return from_json(header["event"])
         return payload if header["kind"] == "reply" else Reason(header["reason"])
@@ -91,14 +102,14 @@ def serve(connection: Connection, make: Callable[[Tell], Callable[[Request], Out
     """
     lock = threading.Lock()
 
-    def send(header: Mapping[str, Any], payload: bytes = b"") -> None:
+    def say(header: Mapping[str, Any], payload: bytes = b"") -> None:
         with lock:
-            connection.send_bytes(frame(header, payload))
+            send(connection, header, payload)
 
-    answer = make(lambda event: send({"kind": "progress", "event": to_json(event)}))
+    answer = make(lambda event: say({"kind": "progress", "event": to_json(event)}))
     while True:
         try:
-            request = Request.of(*unframe(connection.recv_bytes()))
+            request = Request.of(*receive(connection))
         except (EOFError, OSError):
             return
         try:
@@ -107,8 +118,8 @@ def serve(connection: Connection, make: Callable[[Tell], Callable[[Request], Out
             came = Reason(str(error))
         try:
             if isinstance(came, Reason):
-                send({"kind": "failure", "reason": came.sentence})
+                say({"kind": "failure", "reason": came.sentence})
             else:
-                send({"kind": "reply"}, came)
+                say({"kind": "reply"}, came)
         except OSError:
             return

@@ -26,11 +26,10 @@ from fedstill.engines.engine import Engine
 from fedstill.federation.data import PublicSet, centre_plan
 from fedstill.federation.files import CentreFile
 from fedstill.federation.job import Job
-from fedstill.federation.requests import WAIT_S, transfer_s
+from fedstill.federation.requests import WAIT_S, frame, transfer_s, unframe
 from fedstill.plan.plan import Plan
 from fedstill.results.record import Record
 from fedstill.wire.encoding import Sizes
-from fedstill.wire.frames import frame, unframe
 from fedstill.wire.messages import BadMessage
 from fedstill.wire.replies import Failure
 

@@ -34,8 +34,8 @@ from fedstill.federation.centre import Ended, Unreachable
 from fedstill.federation.files import CentreFile, SiteFile
 from fedstill.federation.job import Job
 from fedstill.federation.kits import ADMIN
+from fedstill.federation.requests import frame
 from fedstill.federation.status import Status
-from fedstill.wire.frames import frame
 
 SERVER = "server"
 """FLARE's name for the centre."""

@@ -18,9 +18,8 @@ from fedstill.engines.hosting import Request
 from fedstill.federation.data import PublicSet, site_public
 from fedstill.federation.files import SiteFile, to_values
 from fedstill.federation.job import Job
-from fedstill.federation.requests import LARGE, WAIT_S, Refusal
+from fedstill.federation.requests import LARGE, WAIT_S, Refusal, frame, unframe
 from fedstill.federation.worker import Died, Errand, Failed, Worker
-from fedstill.wire.frames import frame, unframe
 from fedstill.wire.messages import BadMessage, Parameters
 
 SHOWN = ("phase", "done", "steps", "epochs")

@@ -22,10 +22,9 @@ from typing import Any
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import Event, Tell
-from fedstill.engines.hosting import Outcome, Pipe, Reason, Request, serve
+from fedstill.engines.hosting import Outcome, Pipe, Reason, Request, receive, send, serve
 from fedstill.engines.processes import STOP_S, how_it_died
 from fedstill.federation.requests import Refusal
-from fedstill.wire.frames import frame, unframe
 
 
 class Died(Exception):
@@ -64,7 +63,7 @@ class Worker:
         self.pipe = Pipe(Connection(here.detach()))
         with contextlib.suppress(OSError):  # it died already, which the first request will notice
             # Not as an argument of the command, which every user of the machine could read.
-            self.pipe.connection.send_bytes(frame(asdict(errand)))
+            send(self.pipe.connection, asdict(errand))
 
     @property
     def is_alive(self) -> bool:
@@ -100,7 +99,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the parent decides what to do
     threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
     connection = Connection(int(sys.argv[1]))
-    errand = Errand(**unframe(connection.recv_bytes())[0])
+    errand = Errand(**receive(connection)[0])
     from fedstill.federation.host import SiteHost
 
     def make(tell: Tell) -> Callable[[Request], Outcome]:
