@@ -15,6 +15,7 @@ from fedstill.data.tokens import TokenStore
 from fedstill.learning.fast import Fast, accelerate
 from fedstill.learning.losses import ce, kl
 from fedstill.learning.phases import Phase, PhaseSettings
+from fedstill.learning.precision import choose_device
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -72,6 +73,13 @@ def job(module: nn.Module, data: Labelled, **settings: Any) -> Any:
 def moved(before: nn.Module, after: nn.Module) -> torch.Tensor:
     pairs = zip(before.parameters(), after.parameters(), strict=True)
     return torch.cat([(b - a).detach().flatten() for a, b in pairs])
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda", "cuda:0"])
+def test_a_gpu_that_was_chosen_does_not_plan_attention_shape_by_shape(name: str) -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    choose_device(name)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
