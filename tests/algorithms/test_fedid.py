@@ -254,6 +254,8 @@ OPTIONS = [
     {"feedback": "exact", "ensemble": "logits"},
     {"feedback": "none"},
     {"transfer": False, "chunk": 2},
+    {"rehearsal": 1, "chunk": 2},
+    {"rehearsal": 1, "feedback": "exact", "ensemble": "probabilities"},
 ]
 
 
@@ -281,6 +283,93 @@ def test_who_diverges_is_told_what_to_lower(experiment, tmp_path):
     distill = {"rate": 1e38, "optimiser": "sgd"}
     with pytest.raises(FedstillError, match=r"distill\.rate"):
         fedstill.run(experiment(algorithm="FedID", partition=LABELLED, distill=distill), tmp_path / "run")
+
+
+# Rehearsal
+
+FEEDBACKS = [
+    {"feedback": "none"},
+    {"feedback": "loss_diff"},
+    {"feedback": "per_client"},
+    {"feedback": "exact", "ensemble": "probabilities"},
+    {"feedback": "exact", "ensemble": "logits"},
+]
+
+
+def own_feedback(options, lesson, said, logits):
+    """What Eq. 14 adds for the client films, which has a fifth of all rows."""
+    if options["feedback"] == "exact":
+        moved = logits.softmax(-1) if options["ensemble"] == "probabilities" else logits
+        return 0.2 * (lesson.gradient * moved).sum()
+    if options["feedback"] == "none":
+        return 0.0
+    h = 0.2 * lesson.feedback[0] if options["feedback"] == "loss_diff" else lesson.credits["films"][0]
+    return h * F.cross_entropy(logits, said.argmax(-1))
+
+
+@pytest.mark.parametrize("options", FEEDBACKS)
+def test_a_rehearsing_client_takes_one_adamw_step_on_the_sum_of_both_losses(bench, options):
+    scene = Scene(bench)
+    algorithm = FedID(rehearsal=1.0, client_rate=0.25, **options)
+    heard, lesson = scene.hear(), scene.teach(algorithm)
+    settings = {"optimiser": "adamw", "rate": 0.04, "schedule": "constant", "batch": 12, "epochs": 1}
+    me = bench.client("films", train={"batch": 5}, distill=settings)
+    me._model = scene.clients["films"].model
+    me.__dict__["data"] = replace(me.data, train=bench.rows(np.tile(bench.private, 2)[:20]))
+    said = heard["films"].logits
+
+    theta = {name: p.detach().clone().requires_grad_() for name, p in me.model.module.named_parameters()}
+    logits = scene.logits(me, theta, bench.public)
+    loss = F.cross_entropy(logits, lesson.ensemble.argmax(-1)) + own_feedback(options, lesson, said, logits)
+    first = me.generator("rehearsal 0").permutation(20)[:5]
+    private = functional_call(
+        me.model.module, theta, (), me.data.train.batch(torch.from_numpy(first), torch.device("cpu"))
+    )
+    loss = loss + F.cross_entropy(private, me.data.train.labels[first])
+    optimiser = torch.optim.AdamW(theta.values(), lr=0.25 * 0.04, weight_decay=0)
+    loss.backward()
+    optimiser.step()
+
+    me.memory.arrays |= {"asked": ALL, "said": said}
+    algorithm.learn(me, lesson)
+    for name, value in theta.items():
+        torch.testing.assert_close(me.parameters()[name], value.detach(), rtol=1e-9, atol=1e-12)
+
+
+def test_rehearsal_takes_a_clients_rows_in_turn_in_a_new_order_every_pass(bench):
+    scene = Scene(bench)
+    me = bench.client("films", train={"batch": 5}, distill={"batch": 2})
+    asked = []
+    algorithm = FedID(rehearsal=1.0, feedback="none")
+    lesson = replace(scene.teach(FedID(feedback="none")), batch=2, steps=6)
+    phase = me.phase("converse", 6)
+    whole, phase.logits = phase.logits, lambda data, rows, passes=None: (
+        asked.append(data.rows[rows.numpy()].tolist()), whole(data, rows, passes))[1]  # fmt: skip
+    me.memory.arrays |= {"asked": ALL, "said": me.predict()}
+    algorithm.learn(me, lesson)
+    private = asked[1::2]
+    assert [len(rows) for rows in private] == [5, 5, 2, 5, 5, 2]
+    passes = [np.concatenate(private[:3]).tolist(), np.concatenate(private[3:]).tolist()]
+    assert all(sorted(rows) == bench.private.tolist() for rows in passes)
+    assert passes[0] != passes[1]
+
+
+def test_without_rehearsal_no_private_row_is_read_in_a_conversation(bench):
+    scene = Scene(bench)
+    lesson = scene.teach(FedID())
+    me = scene.clients["films"]
+    me.memory.arrays |= {"asked": ALL, "said": me.predict()}
+    me.__dict__["data"] = replace(me.data, train=me.data.train.pick(np.empty(0, int)))
+    FedID().learn(me, lesson)
+    assert FedID().rehearsal == 0
+
+
+def test_the_title_names_rehearsal():
+    assert [make({"name": "FedID", "rehearsal": much}).title for much in (False, True, 0.5)] == [
+        "FedID",
+        "FedID w/ rehearsal",
+        "FedID w/ rehearsal 0.5",
+    ]
 
 
 def test_client_rate_is_a_factor_on_the_clients_steps_alone(bench):

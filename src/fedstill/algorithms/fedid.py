@@ -31,7 +31,8 @@ class FedID(Algorithm):
     As released: the server minimises sum_k (n_k/n) CE(f, argmax z^k) (`ensemble: hard`), and tells how much each step
     helped (`feedback`, feedbacks.py). Eq. 11's soft y is sum_k (n_k/n) p^k (`probabilities`) or s(sum_k (n_k/n) z^k)
     (`logits`). `feedback: none` and `transfer: false` are Table 4's ablations. `chunk` is the number of batches in one
-    exchange, `client_rate` a factor on the clients' rates: weak clients can collapse to one class at the full rate.
+    exchange. Weak clients can collapse to one class; ours against it: `rehearsal` adds so many times the cross-entropy
+    of a private batch to every step of a client's conversation, `client_rate` is a factor on its rate.
     """
 
     feedback: Literal["loss_diff", "per_client", "exact", "none"] = "loss_diff"
@@ -40,6 +41,7 @@ class FedID(Algorithm):
     ensemble: Ensemble = "hard"
     client_loss: Distillation = "hard"
     client_rate: Positive = 1.0
+    rehearsal: NotNegative = 0.0
     chunk: Annotated[int, Field(ge=1)] = 1
 
     needs: ClassVar[frozenset[str]] = frozenset({"public", "labelled"})
@@ -120,6 +122,11 @@ class FedID(Algorithm):
             phase.step(asked[rows], partial(self.client_step, me, heard))
 
     def client_step(self, me: Client, heard: Heard, logits: Tensor) -> Tensor:
+        """What a client minimises at a step: Eq. 15, and the loss of a private batch if it rehearses."""
+        spoken = self._spoken(me, heard, logits)
+        return spoken + self.rehearsal * self._rehearsed(me, heard.lesson) if self.rehearsal else spoken
+
+    def _spoken(self, me: Client, heard: Heard, logits: Tensor) -> Tensor:
         """Towards the ensemble (Eq. 13), and away from or towards its own labels as the feedback says (Eq. 14)."""
         transfer = distillation(self.client_loss)(logits, heard.ensemble.to(logits)).mean()
         if self.feedback == "none":
@@ -128,3 +135,18 @@ class FedID(Algorithm):
         phase = me.phase("converse", heard.lesson.steps)
         add_gradient_norms(me.memory.numbers, phase, transfer=transfer, feedback=feedback)
         return transfer + feedback if self.transfer else feedback
+
+    def _rehearsed(self, me: Client, lesson: Lesson) -> Tensor:
+        """The cross-entropy of the next batch of the client's own rows, in a new random order every pass over them."""
+        phase, own, size = me.phase("converse", lesson.steps), me.training_rows(), me.spec.train.batch
+        passed, number = divmod(phase.taken, math.ceil(len(own) / size))
+        order = me.generator(f"rehearsal {passed}").permutation(len(own))
+        batch = own.pick(order[number * size : (number + 1) * size])
+        logits = phase.logits(batch, torch.arange(len(batch)))
+        return me.label_loss()(logits, batch.labels.to(logits.device)).mean()
+
+    @property
+    def title(self) -> str:
+        """Says whether clients rehearse."""
+        share = "" if self.rehearsal == 1 else f" {self.rehearsal:g}"
+        return f"FedID w/ rehearsal{share}" if self.rehearsal else "FedID"

@@ -151,13 +151,17 @@ class Phase:
     def _step(
         self, data: Examples, rows: Tensor, loss: Callable[[Tensor], Tensor], passes: Passes | None = None
     ) -> Tensor:
+        value = loss(self.logits(data, rows, passes))
+        self.descend(value)
+        return value.detach()
+
+    def logits(self, data: Examples, rows: Tensor, passes: Passes | None = None) -> Tensor:
+        """The logits of those rows of any data in train mode; inside a step's loss, it learns from them too."""
         self.model.train()
         with autocast(self.device, self.precision):
             batch = data.batch(rows, self.device, training=True)
             logits = forward(self.model, batch) if passes is None else passes.logits(self.model, batch)
-        value = loss(full(logits))
-        self.descend(value)
-        return value.detach()
+        return full(logits)
 
     def descend(self, value: Tensor) -> None:
         """One optimiser step on a loss of the model's outputs, at the schedule's rate."""
