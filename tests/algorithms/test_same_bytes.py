@@ -17,6 +17,7 @@ METHODS = {"Cronus": CRONUS, "FedMD": FEDMD} | {
     name: {"algorithm": name, **LABELLED} for name in ("FedAvg", "FedDF", "FedED", "FedID")
 }
 METHODS["FedID w/ rehearsal"] = {"algorithm": {"name": "FedID", "rehearsal": 1}, "rounds": 3, **LABELLED}
+METHODS["FedID as released"] = {"algorithm": {"name": "FedID", "reading": "released"}, "rounds": 3, **LABELLED}
 METHODS |= {name: {"algorithm": name, **ABSENT} for name in ("FedGKD", "FedHe", "FD", "FedOpt", "CFD", "MutualKD")}
 METHODS |= {"FedAUX": FEDAUX, "CFD with everybody": {"algorithm": "CFD", "rounds": 3}}
 
@@ -46,7 +47,17 @@ def test_two_workers_give_the_same_bytes(experiment, whole, tmp_path, method):
     assert content(two.folder) == whole(method)
 
 
-INTERRUPTED = ["Cronus", "FedMD", "FedID w/ rehearsal", "FedHe", "FedOpt", "CFD", "CFD with everybody", "MutualKD"]
+INTERRUPTED = [
+    "Cronus",
+    "FedMD",
+    "FedID w/ rehearsal",
+    "FedID as released",
+    "FedHe",
+    "FedOpt",
+    "CFD",
+    "CFD with everybody",
+    "MutualKD",
+]
 
 
 @pytest.mark.parametrize("stop", [stop_in(1), stop_after(1), stop_in(2), stop_after(2), stop_after(3)])

@@ -123,6 +123,29 @@ def test_losses_fall_as_they_do_in_hugging_face_s_own_code() -> None:
     assert found[0][-1] < found[0][0] * 0.9
 
 
+def test_an_optimiser_that_restarts_every_epoch_learns_as_in_hugging_face_s_own_code() -> None:
+    data = texts(160)
+    fast, plain, never = (model("bert", seed=3) for _ in range(3))
+    accelerate(plain, Fast.model_validate(False))
+    settings = PhaseSettings(epochs=4, batch=16, restart="epoch")
+    found = [Phase(module, data, settings, 1e-3, 7, "bf16").run(data.labels, ce).mean for module in (fast, plain)]
+    assert np.allclose(found[0], found[1], rtol=0.05)
+    Phase(never, data, PhaseSettings(epochs=4, batch=16), 1e-3, 7, "bf16").run(data.labels, ce)
+    start = model("bert", seed=3)
+    sizes = [float(moved(start, module).norm()) for module in (fast, plain, never)]
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.1)  # no restart ends with smaller steps, so elsewhere
+    assert sizes[2] < 0.9 * sizes[0]
+
+
+def test_an_optimiser_that_restarts_every_batch_is_left_to_the_ordinary_path() -> None:
+    from fedstill.learning.fast import card
+
+    data = texts(40)
+    phase = Phase(model("bert"), data, PhaseSettings(epochs=1, batch=16, restart="batch"), 1e-3, 7, "bf16")
+    assert card.learn(phase, data.labels, ce, None) is None
+    assert len(phase.run(data.labels, ce).mean) == 1
+
+
 def test_clients_together_learn_what_each_learns_alone() -> None:
     sizes = [40, 64, 33]
     alone, stacked = ([model("bert", seed=s) for s in range(3)] for _ in range(2))
