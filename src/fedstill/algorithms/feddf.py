@@ -71,6 +71,11 @@ class FedDF(Algorithm):
                 me.memory.mappings[_slot(architecture)] = student.parameters()
         return self._answers(me, ups.clients)
 
+    @property
+    def blends_raw_logits(self) -> bool:
+        """The mean of the clients' logits is what is distilled."""
+        return True
+
     def _ensemble(self, logits: Tensor, shares: Tensor) -> Tensor:
         """The teacher [N, C] of all received models' logits [K, N, C]."""
         if self.reading == "paper":

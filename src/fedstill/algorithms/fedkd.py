@@ -71,6 +71,11 @@ class FedKD(Algorithm):
         return (logits / step).round() * step + self.noise * step * torch.from_numpy(noise).to(logits.dtype)
 
     @property
+    def blends_raw_logits(self) -> bool:
+        """The weighted mean of the clients' logits is what is distilled."""
+        return True
+
+    @property
     def title(self) -> str:
         """The reading is named if it is not the default."""
         if self.reading == "released" and not self.labelled:

@@ -10,7 +10,7 @@ from fedstill.data.tokens import TokenStore
 
 Floats = npt.NDArray[np.float64]
 
-MOST = 1000
+MOST = 500
 """Rows of each set that are looked at."""
 FEWEST = 20
 """With fewer rows in a set, nothing can be said."""
