@@ -14,6 +14,7 @@ from pydantic import Field
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
+from fedstill.algorithms.averaging import Limit, Weights
 from fedstill.algorithms.base import Federation, Positive
 from fedstill.algorithms.fedavg import FedAvg
 from fedstill.common.errors import FedstillError
@@ -23,7 +24,7 @@ from fedstill.models.text_to_text import TextToText
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Done, Message, Parameters, array
-from fedstill.wire.replies import Replies, uniform
+from fedstill.wire.replies import Replies
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class FedAUX(FedAvg):
     drawn from the experiment's seed, like all random numbers: a person who knows the seed can remove it.
     """
 
+    weights: Weights = "uniform"
     rate: Positive = 5e-5
     epochs: Annotated[int, Field(ge=0)] = 1
     regularisation: Positive = 0.01
@@ -57,7 +59,7 @@ class FedAUX(FedAvg):
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
 
     needs: ClassVar[frozenset[str]] = frozenset({"public", "parameters"})
-    messages: ClassVar[tuple[type[Message], ...]] = (Parameters, Certainty, Done)
+    messages: ClassVar[tuple[type[Message], ...]] = (Parameters, Certainty, Limit, Done)
     paper: ClassVar[str] = "FedAUX (Sattler 2021)"
     cost: ClassVar[str] = "P(K+1)+N_a K once"
 
@@ -100,7 +102,7 @@ class FedAUX(FedAvg):
         scores = torch.stack([certainty[name] for name in ups]).double()
         logits = torch.stack([me.model_from(said.parameters).predict() for said in ups.values()])
         ensemble = ((scores / scores.sum(0))[:, :, None] * logits).sum(0).to(logits.dtype)
-        me.set_parameters(ups.average("parameters", uniform(len(ups))))
+        me.set_parameters(ups.average("parameters", self.shares(ups)))
         settings = me.spec.distill.model_copy(update={"rate": self.rate, "epochs": self.epochs})
         me.distill(ensemble, kl, settings=settings)
         return Parameters(me.parameters())
