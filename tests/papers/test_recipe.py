@@ -163,6 +163,46 @@ def bases(planned: Grid) -> dict[str, str]:
     return {run.row: run.experiment.method.base.title for run in planned.runs}  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("name", [name for name in TABLES if name.startswith(("feddrs/", "fedsnd/"))])
+def test_the_methods_without_public_data_have_scale_medium_with_five_seeds(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scales = recipe(name).scales
+    if name in ("feddrs/smoke", "feddrs/table4"):  # tasks at chance, and sizes
+        assert "medium" not in scales
+        return
+    planned = grid(name, "medium", monkeypatch)
+    if recipe(name).table == "partitions":
+        return
+    assert {run.experiment.seed for run in planned.runs} == {0, 1, 2, 3, 4}
+    assert {run.experiment.server.name for run in planned.runs} <= {"minilm", "lenet", "cnn"}
+    assert scales["small"].seeds >= 5
+    for run in planned.runs:
+        experiment = run.experiment
+        if name.startswith("feddrs/") and experiment.server.name == "minilm":
+            assert experiment.train.heads == ("union" if "one head" in run.row else "task")
+            assert experiment.algorithm.get("rate", 1e-5) == 1e-5
+        if name.startswith("fedsnd/"):
+            assert experiment.partition.reading == "hsu"
+            makes_noise = experiment.algorithm["name"] == "FedSND" and experiment.algorithm.get("target") is not None
+            assert experiment.algorithm.get("balanced", False) == makes_noise
+
+
+@pytest.mark.parametrize("scale", ["paper", "medium", "small"])
+@pytest.mark.parametrize("name", ["digits", "table1", "figure7", "figure8", "figure9"])
+def test_every_comparison_of_fedsnd_has_plain_averaging_at_twice_the_rate(
+    name: str, scale: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = grid(f"fedsnd/{name}", scale, monkeypatch).runs
+    plain, twice = (
+        [run.experiment.train.rate for run in runs if run.row in rows]
+        for rows in (("FedAvg", "exp1 (neither)"), ("FedAvg, twice the rate", "exp1, twice the rate"))
+    )
+    assert len(plain) == len(twice)
+    expected = [2 * (rate or 4e-3) for rate in plain]  # textcnn's own rate is 4e-3
+    assert twice == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
