@@ -16,9 +16,13 @@ from fedstill import algorithms
 from fedstill.data.partition import Partition
 from fedstill.papers.grid import Grid, GridRun
 from fedstill.papers.recipe import Recipe
+from fedstill.results.record import Record
 from fedstill.results.runs import Run, complete
+from fedstill.wire.messages import SERVER
 
 MISSING = "–"
+LAST = "last5/"
+"""In front of a split: the mean over the last five rounds."""
 
 Outcomes = Mapping[Path, Run | str]
 """Folder -> the finished run, or the reason why there is none."""
@@ -54,10 +58,20 @@ def label(recipe: Recipe, row: str) -> str:
 
 def score(run: Run, split: str, metric: str) -> float | None:
     """The server's score; without a server model, the mean over the clients that were measured on that split."""
+    if split.startswith(LAST):
+        return _last_rounds(run, split.removeprefix(LAST), metric)
     if run.server is not None:
         return run.server.get(split, {}).get(metric)
     known = complete(scores[split].get(metric) for scores in run.clients.values() if split in scores)
     return fmean(known) if known else None
+
+
+def _last_rounds(run: Run, split: str, metric: str) -> float | None:
+    """The mean over the last five rounds of the server's score, before any post-processing."""
+    about = {"party": SERVER, "split": split, "stage": "distilled"}
+    lines = [line for line in Record(run.folder).metrics if about.items() <= line.items()]
+    last = [line[metric] for line in sorted(lines, key=lambda line: int(line["round"]))[-5:]]
+    return fmean(last) if last else None
 
 
 def finished(runs: Sequence[GridRun], outcomes: Outcomes) -> list[Run]:
@@ -76,18 +90,32 @@ def _ours(grid: Grid, outcomes: Outcomes, group: str, row: str, column: str) -> 
     runs = finished(planned, outcomes)
     if not runs:
         return "failed" if planned else MISSING
-    shown = [_spread(complete(score(run, *what) for run in runs)) for what in grid.recipe.columns[column].shows]
+    spec = grid.recipe.columns[column]
+    if spec.against is None:
+        shown = [_spread(complete(score(run, *what) for run in runs)) for what in spec.shows]
+    elif spec.against == row:
+        shown = [MISSING]
+    else:
+        others = {run.seed: run for run in finished(grid.of(group, spec.against, column), outcomes)}
+        pairs = [(run, others[run.seed]) for run in runs if run.seed in others]
+        shown = [_spread(_gains(pairs, *what), sign="+") for what in spec.shows]
     if set(shown) == {MISSING}:  # this is not measured for this method
         return MISSING
     lost = len(planned) - len(runs)
     return f"{'/'.join(shown)} ({len(runs)}{f'; {lost} failed' if lost else ''})"
 
 
-def _spread(values: Sequence[float]) -> str:
+def _gains(pairs: Sequence[tuple[Run, Run]], split: str, metric: str) -> list[float]:
+    """The differences of the scores of every pair; none if one is missing."""
+    ours, theirs = (complete(score(pair[side], split, metric) for pair in pairs) for side in (0, 1))
+    return [own - other for own, other in zip(ours, theirs, strict=False)]
+
+
+def _spread(values: Sequence[float], sign: str = "") -> str:
     """Mean and sample standard deviation, in points."""
     if not values:
         return MISSING
-    return f"{100 * fmean(values):.1f}" + (f" ± {100 * stdev(values):.1f}" if len(values) > 1 else "")
+    return f"{100 * fmean(values):{sign}.1f}" + (f" ± {100 * stdev(values):.1f}" if len(values) > 1 else "")
 
 
 def render(table: SideBySide, width: int) -> list[Table]:

@@ -30,8 +30,8 @@ class Client(Party):
 
     @property
     def size(self) -> int:
-        """n_k, the number of private training rows."""
-        return len(self.data.train)
+        """n_k, the number of rows that it trains on in a round."""
+        return min(len(self.data.train), self.spec.train.rows or len(self.data.train))
 
     def label_counts(self) -> torch.Tensor:
         """How many training rows it has of each class."""
