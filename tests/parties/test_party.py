@@ -198,22 +198,22 @@ def test_evaluating_writes_a_line_a_split_with_scikit_learns_numbers(client):
         assert line["accuracy"] == pytest.approx((labels[part] == predicted[part]).mean())
 
 
-def test_validation_f1_is_measured_on_the_validation_rows(client):
+def test_held_out_f1_is_measured_on_the_validation_rows(client):
     party = client(epochs=1)
     party.enter(1)
     party.train()
     held_out = party.data.validation
     predicted = party.predict(held_out).argmax(-1).numpy()
     expected = f1_score(held_out.labels.numpy(), predicted, average="weighted", labels=[0, 1], zero_division=0)
-    assert party.validation_f1() == pytest.approx(expected)
+    assert party.held_out_f1() == pytest.approx(expected)
 
 
-def test_validation_f1_falls_back_on_the_training_rows(client):
+def test_held_out_f1_falls_back_on_the_training_rows(client):
     party = client()
     party.data = replace(party.data, validation=NO_ROWS)
     predicted = party.predict(party.data.train).argmax(-1).numpy()
     labels = party.data.train.labels.numpy()
-    assert party.validation_f1() == pytest.approx(f1_score(labels, predicted, average="weighted"))
+    assert party.held_out_f1() == pytest.approx(f1_score(labels, predicted, average="weighted"))
 
 
 def test_label_counts_have_a_place_for_every_class(client, rows):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar, Literal, TypeVar
 
 import torch
@@ -15,9 +15,10 @@ from fedstill.algorithms.weightings import ENWC, Weighting
 from fedstill.common.errors import FedstillError
 from fedstill.learning.losses import Distillation, ce, distillation, entropy
 from fedstill.learning.phases import PhaseSettings
+from fedstill.learning.scales import centred, fitted_temperature, label_entropy, unit_spread
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
-from fedstill.wire.messages import Answer, Opinion
+from fedstill.wire.messages import Answer, Done, Message, Opinion
 from fedstill.wire.replies import Replies
 
 S = TypeVar("S", bound=PhaseSettings)
@@ -32,6 +33,7 @@ AnswerOf = Literal["server", "blend"]
 class Reading:
     """What the options are unless the experiment sets them."""
 
+    weighting: Weighting = ENWC(beta=5.0)
     opinions: Opinions = "logits"
     calibrate: bool = False
     loss: LossOf = "training"
@@ -40,24 +42,25 @@ class Reading:
     answer: AnswerOf = "server"
     sharpen: float | None = None
     rehearsal: bool = False
+    keep: bool = False
 
 
 READINGS = {
     "paper": Reading(),
     "released": Reading(),
     "comparable": Reading(
+        weighting=ENWC(beta=1.0),
         opinions="probabilities",
-        calibrate=True,
-        loss="validation",
         loss_scale="label_entropy",
         server_loss="kl",
         answer="blend",
-        sharpen=0.1,
+        sharpen=0.3,
         rehearsal=True,
+        keep=True,
     ),
 }
 
-OPTIONS = tuple(option.name for option in fields(Reading))
+OPTIONS = tuple(option.name for option in fields(Reading) if option.name != "weighting")
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class AdaFD(Algorithm):
     """
 
     reading: Literal["comparable", "paper", "released"] = "comparable"
-    weighting: Weighting = ENWC(beta=5.0)
+    weighting: Weighting | None = None
     opinions: Opinions | None = None
     calibrate: bool | None = None
     loss: LossOf | None = None
@@ -81,6 +84,7 @@ class AdaFD(Algorithm):
     answer: AnswerOf | None = None
     sharpen: Positive | None = None
     rehearsal: bool | None = None
+    keep: bool | None = None
     client_loss: Distillation = "kl"
     temperature: Positive = 1.0
     center_logits: bool = False
@@ -93,7 +97,7 @@ class AdaFD(Algorithm):
     cost: ClassVar[str] = "NC(K+1)+K"
 
     def __post_init__(self) -> None:
-        if self.per_class and not isinstance(self.weighting, ENWC):
+        if self.per_class and not isinstance(self.how.weighting, ENWC):
             raise FedstillError("per_class weights are exponential in the loss: they need `weighting: ENWC`.")
 
     @cached_property
@@ -107,25 +111,36 @@ class AdaFD(Algorithm):
         loss = distillation(self.client_loss, self.temperature)
         me.distill(answer.logits, loss, also=also, settings=self._settings(me.spec.distill))  # Eq. 5
 
+    def close(self, me: Client, answer: Message | None) -> Done:
+        if self.how.keep and isinstance(answer, Answer):
+            me.learn_unless_worse(partial(self.digest, me, answer))
+            me.evaluate("distilled", round=me.round - 1)
+            return Done()
+        return super().close(me, answer)
+
     def opine(self, me: Client) -> Opinion:
         losses = me.train(settings=self._settings(me.spec.train))  # Eq. 1
         best = losses.best()  # l_min: the smallest epoch mean of this round
-        own = me.predict(me.held_out()) if self.how.calibrate or self.how.loss == "validation" else None
-        scale = fitted_temperature(own, me.held_out().labels) if own is not None and self.how.calibrate else 1.0
-        loss = losses.mean[best]
-        if own is not None and self.how.loss == "validation":
-            loss = float(ce(own.double() / scale, me.held_out().labels).mean())
-        if self.how.loss_scale == "label_entropy":
-            loss = loss / label_entropy(me.label_counts())
+        scale, loss = self._measured(me, losses.mean[best])
         return Opinion(
             logits=self._said(me, me.predict(), scale),  # Eq. 2
             loss=loss,
             class_losses=_seen(losses.by_class[best]) if self.per_class else None,
-            f1=me.validation_f1() if self.weighting.wants_f1 else None,
+            f1=me.held_out_f1() if self.how.weighting.wants_f1 else None,
             labelled_logits=self._said(me, me.predict(me.data.labelled), scale)
-            if self.weighting.wants_labelled
+            if self.how.weighting.wants_labelled
             else None,
         )
+
+    def _measured(self, me: Client, loss: float) -> tuple[float, float]:
+        """The temperature of the client's opinions, and its loss, as they are compared with those of others."""
+        scale, how = 1.0, self.how
+        if how.calibrate or how.loss == "validation":
+            held_out = me.held_out()
+            logits = me.predict(held_out).double()
+            scale = fitted_temperature(logits, held_out.labels) if how.calibrate else 1.0
+            loss = float(ce(logits / scale, held_out.labels).mean()) if how.loss == "validation" else loss
+        return scale, loss / label_entropy(me.label_counts()) if how.loss_scale == "label_entropy" else loss
 
     def _said(self, me: Client, logits: Tensor, scale: float) -> Tensor:
         """The client's logits on the scale that it speaks in."""
@@ -158,13 +173,13 @@ class AdaFD(Algorithm):
 
     def weights(self, me: Server, ups: Replies[Opinion]) -> Tensor:
         """w_k as [K], or finer as [K, N or 1, C or 1]; they sum to one over the clients."""
-        weights = self.weighting(me, ups, ups.column("loss"))  # Eq. 6 or 7
+        weights = self.how.weighting(me, ups, ups.column("loss"))  # Eq. 6 or 7
         me.observe_weights(dict(zip(ups, weights.tolist(), strict=True)))
         if not (self.per_class or self.per_sample):
             return weights
         fine = weights[:, None, None]
-        if self.per_class and isinstance(self.weighting, ENWC):
-            fine = _by_class(self.weighting.current(me), ups.column("class_losses").double(), fine)
+        if self.per_class and isinstance(self.how.weighting, ENWC):
+            fine = _by_class(self.how.weighting.current(me), ups.column("class_losses").double(), fine)
         if self.per_sample:
             logits = ups.column("logits").double()
             uncertainty = entropy(logits.softmax(-1)) / math.log(logits.shape[-1])
@@ -178,7 +193,7 @@ class AdaFD(Algorithm):
         finer = "".join(f" {name}" for name in ("per_sample", "per_class") if getattr(self, name))
         changed = [f" {name}={value}" for name in OPTIONS if (value := getattr(self, name)) is not None]
         reading = {"comparable": "AdaFD", "paper": "AdaFD (paper)", "released": "AdaFD as released"}[self.reading]
-        return f"{reading} w/ {self.weighting.title}{finer}{''.join(changed)}{' prior' if self.prior else ''}"
+        return f"{reading} w/ {self.how.weighting.title}{finer}{''.join(changed)}{' prior' if self.prior else ''}"
 
     @property
     def blends_raw_logits(self) -> bool:
@@ -187,8 +202,8 @@ class AdaFD(Algorithm):
 
     def requires(self) -> frozenset[str]:
         """The public set, and what the chosen options need."""
-        labelled = {"labelled"} if self.weighting.wants_labelled else set()
-        return self.needs | self.weighting.needs | labelled
+        labelled = {"labelled"} if self.how.weighting.wants_labelled else set()
+        return self.needs | self.how.weighting.needs | labelled
 
 
 UNSEEN = -1.0
@@ -205,26 +220,3 @@ def _by_class(beta: float, class_losses: Tensor, otherwise: Tensor) -> Tensor:
     scaled = torch.where(seen, -beta * class_losses, -torch.inf)
     weights = torch.where(seen.any(0), torch.softmax(scaled, 0), torch.zeros(()))
     return torch.where(seen.any(0), weights, otherwise[:, :, 0])[:, None, :]
-
-
-def unit_spread(logits: Tensor) -> Tensor:
-    """Logits with zero mean over the classes and a standard deviation of one over all samples."""
-    return centred(logits) / centred(logits).std().clamp(min=1e-6)
-
-
-def centred(logits: Tensor) -> Tensor:
-    """Logits with zero mean over the classes."""
-    return logits - logits.mean(-1, keepdim=True)
-
-
-def label_entropy(counts: Tensor) -> float:
-    """The entropy of the labels with these counts, but at least a tenth of the largest possible entropy."""
-    own = entropy(counts.double() / counts.sum())
-    return float(own.clamp(min=0.1 * math.log(len(counts))))
-
-
-def fitted_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The temperature, from 0.1 to 20, that gives these labels the smallest cross-entropy."""
-    choices = torch.logspace(-1, math.log10(20), 70, dtype=torch.float64)
-    losses = torch.stack([ce(logits.double() / choice, labels).mean() for choice in choices])
-    return float(choices[losses.argmin()])
