@@ -145,7 +145,9 @@ def reproduce(
     scale: Annotated[str, typer.Option(help="paper: its models and sizes; small: minutes on two cores.")] = "small",
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per cell instead of the scale's.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="This column, row or group only; may be repeated.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once; default: one per core at scale small.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at once; default: what a GPU holds, else one per core.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Where the runs go instead of runs/<recipe>/<scale>.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace runs that exist already.")] = False,
 ) -> None:

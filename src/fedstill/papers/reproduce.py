@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 
 from rich.console import Console
 
@@ -15,6 +15,7 @@ from fedstill.common.files import write_whole
 from fedstill.engines.runner import differences, stopping_on_sigterm
 from fedstill.learning.metrics import METRICS
 from fedstill.papers import curves as drawing
+from fedstill.papers.card import fitting, on_card, shared
 from fedstill.papers.communication import communication
 from fedstill.papers.grid import Grid, GridRun
 from fedstill.papers.ordering import orderings
@@ -30,6 +31,7 @@ from fedstill.papers.side_by_side import (
     settings,
     side_by_side,
 )
+from fedstill.papers.work import Pace, expected, in_order
 from fedstill.plan.plan import default_workers
 from fedstill.results.progress import Progress
 from fedstill.results.record import Record
@@ -49,19 +51,20 @@ def reproduce(grid: Grid, out: Path, console: Console, jobs: int | None = None, 
         return True
     if not force:
         _refuse_other_experiments(grid.runs)
-    at_once = jobs or default_jobs(grid)
     say(f"{grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}")
     with stopping_on_sigterm():
-        failures = _run_missing(grid, console, say, at_once, force)
+        failures = _run_missing(grid, console, say, jobs, force)
     outcomes: Outcomes = {run.folder: failures.get(run.folder) or load_runs([run.folder])[0] for run in grid.runs}
     if not any(isinstance(outcome, Run) for outcome in outcomes.values()):
         raise FedstillError("\n".join(_reasons(grid.runs, failures)))
     return _present(grid, outcomes, out, console, say) and not failures
 
 
-def default_jobs(grid: Grid) -> int:
-    """One run per core if each run uses one worker: two runs side by side are faster than one with two workers."""
-    return default_workers() if all(run.experiment.workers == 1 for run in grid.runs) else 1
+def default_jobs(runs: Sequence[GridRun]) -> int:
+    """As many as a card holds; else one per core if each has one worker, which is faster than two workers for one."""
+    if on_card(runs):
+        return fitting(runs)
+    return default_workers() if all(run.experiment.workers == 1 for run in runs) else 1
 
 
 def _refuse_other_experiments(runs: Sequence[GridRun]) -> None:
@@ -73,25 +76,39 @@ def _refuse_other_experiments(runs: Sequence[GridRun]) -> None:
             )
 
 
-def _run_missing(grid: Grid, console: Console, say: Say, at_once: int, force: bool) -> dict[Path, str]:
+def _run_missing(grid: Grid, console: Console, say: Say, jobs: int | None, force: bool) -> dict[Path, str]:
     """Why runs failed, by folder."""
     missing = [run for run in grid.runs if force or not Record(run.folder).is_finished]
+    at_once = max(1, min(jobs or default_jobs(missing), len(missing)))
     done = f"; {len(grid.runs) - len(missing)} are finished already" if len(missing) < len(grid.runs) else ""
-    say(f"{len(missing)} runs to do, {min(at_once, max(len(missing), 1))} at once{done}.")
-    ends = run_all(missing, at_once, force) if at_once > 1 else _one_by_one(missing, console, force)
-    failures: dict[Path, str] = {}
-    seconds: list[float] = []
-    for number, end in enumerate(ends, 1):
-        seconds.append(end.seconds)
-        left_s = fmean(seconds) * (len(missing) - number) / at_once
-        left = f"; about {_duration(left_s)} left" if number < len(missing) else ""
-        say(f"{number}/{len(missing)} {end.run}: {_headline(grid, end)}, {end.seconds:.0f} s{left}")
-        if end.reason is not None:
-            failures[end.run.folder] = end.reason
+    say(f"{len(missing)} runs to do, {at_once} at once{done}.")
+    takes = expected(grid.runs)
+    ordered = in_order(missing, takes, at_once)
+    pace, failures = Pace(ordered, takes, at_once), dict[Path, str]()
+    with closing(_ends(ordered, at_once, console, say, force)) as ends:
+        for number, end in enumerate(ends, 1):
+            left_s = pace.left_after(end.run.folder, end.seconds if end.reason is None else None, end.others)
+            left = f"; about {_duration(left_s)} left" if number < len(missing) else ""
+            say(f"{number}/{len(missing)} {end.run}: {_headline(grid, end)}, {end.seconds:.0f} s{left}")
+            if end.reason is not None:
+                failures[end.run.folder] = end.reason
     return failures
 
 
-def _one_by_one(runs: Sequence[GridRun], console: Console, force: bool) -> Iterator[EndedRun]:
+def _ends(
+    runs: Sequence[GridRun], at_once: int, console: Console, say: Say, force: bool
+) -> Generator[EndedRun, None, None]:
+    if at_once == 1:
+        yield from _one_by_one(runs, console, force)
+        return
+    if not on_card(runs):
+        yield from run_all(runs, at_once, force)
+        return
+    with shared(say) as environment:
+        yield from run_all(runs, at_once, force, environment)
+
+
+def _one_by_one(runs: Sequence[GridRun], console: Console, force: bool) -> Generator[EndedRun, None, None]:
     """In this process, with all its progress to see."""
     for run in runs:
         started = time.monotonic()
