@@ -12,6 +12,7 @@ from statistics import fmean, stdev
 from fedstill.common.errors import FedstillError
 from fedstill.common.files import write_whole
 from fedstill.papers.grid import Grid
+from fedstill.papers.kept import KeptRun
 from fedstill.papers.side_by_side import MISSING, Outcomes, SideBySide, finished, label
 from fedstill.results.record import Measurement, Record
 from fedstill.results.runs import POOLED, Run
@@ -88,15 +89,17 @@ def samplings(grid: Grid, outcomes: Outcomes) -> list[Panel]:
         for group in grid.selection.groups:
             for row in grid.recipe.rows_of(group):
                 runs = finished(grid.of(group, row, grid.selection.columns[0]), outcomes)
-                found = [by_step for run in runs if (by_step := _by_step(run, who))]
+                found = [steps for run in runs if (steps := by_step(run, who))]
                 lines += [MethodCurves(row, tuple(found), unit=1.0)] if found else []
         if lines:
             panels.append(Panel(f"{SAMPLING}: the {who}", "cross-entropy (nats)", tuple(lines), "step"))
     return panels
 
 
-def _by_step(run: Run, who: str) -> Curve:
+def by_step(run: Run, who: str) -> Curve:
     """The mean over rounds and clients at every step that was observed."""
+    if isinstance(run, KeptRun):
+        return run.sampling.get(who, {})
     seen: dict[int, list[float]] = {}
     for line in Record(run.folder).metrics:
         if line.get("observation") == SAMPLING:
@@ -106,11 +109,13 @@ def _by_step(run: Run, who: str) -> Curve:
 
 def curve(run: Run, split: str, metric: str) -> tuple[Curve, str]:
     """The server's score after every round; without a server model the clients' mean, and a phrase that says which."""
+    if isinstance(run, KeptRun):
+        return run.by_round.get(split, {}).get(metric, {}), run.origin
     measured = [line for line in Record(run.folder).metrics if "split" in line]
     if run.server is not None:
         own = (line for line in measured if line["party"] == SERVER and line["split"] == split)
-        return {line["round"]: line[metric] for line in own if line["stage"] == "distilled"}, ""
-    theirs = [line for line in measured if line["party"] != SERVER]
+        return {line["round"]: line[metric] for line in own if line["stage"] == "distilled" and metric in line}, ""
+    theirs = [line for line in measured if line["party"] != SERVER and metric in line]
     is_pooled = any(line["split"] == split for line in theirs)
     shown = [line for line in theirs if line["split"] == (split if is_pooled else f"{POOLED}/{line['party']}")]
     distilled = [line for line in shown if line["stage"] == "distilled"]

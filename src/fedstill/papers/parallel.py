@@ -17,6 +17,8 @@ from fedstill.common.events import Tell, tell_nobody
 from fedstill.engines import runner
 from fedstill.engines.processes import context, follow_parent, how_it_died, stop
 from fedstill.papers.grid import GridRun
+from fedstill.papers.machine import note_machine
+from fedstill.results.record import Record
 
 
 class EndedRun(NamedTuple):
@@ -54,10 +56,13 @@ def run_all(
 
 def attempt(run: GridRun, force: bool = False, tell: Tell = tell_nobody) -> str | None:
     """Begin or go on with a run; the reason where that fails."""
+    was_finished = Record(run.folder).is_finished and not force
     try:
         runner.begin_or_finish(run.experiment, run.folder, force, tell)
     except FedstillError as error:
         return str(error)
+    if not was_finished:
+        note_machine(run.folder, run.experiment.device)
     return None
 
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.files import write_whole
+from fedstill.config.source import Source
 from fedstill.engines.runner import differences, stopping_on_sigterm
 from fedstill.learning.metrics import METRICS
 from fedstill.papers import curves as drawing
 from fedstill.papers.card import fitting, on_card, shared
 from fedstill.papers.communication import communication
+from fedstill.papers.evidence import Evidence, keep, origins, recall
 from fedstill.papers.grid import Grid, GridRun
 from fedstill.papers.ordering import orderings
 from fedstill.papers.parallel import EndedRun, attempt, run_all
@@ -40,12 +42,19 @@ from fedstill.results.runs import Run, load_runs
 Say = Callable[[str], None]
 
 
-def reproduce(grid: Grid, out: Path, console: Console, jobs: int | None = None, force: bool = False) -> bool:
-    """Finish every run of the grid and print the table; whether all runs succeeded and the table holds."""
+def reproduce(
+    grid: Grid,
+    out: Path,
+    console: Console,
+    jobs: int | None = None,
+    force: bool = False,
+    evidence: Evidence | None = None,
+) -> bool:
+    """Finish every run of the grid and print the table; whether all runs succeeded and the table holds.
 
-    def say(line: str) -> None:
-        console.print(line, highlight=False, soft_wrap=True, markup=False, emoji=False)
-
+    With `evidence`, a line for each finished run is kept there.
+    """
+    say = _sayer(console)
     if grid.recipe.table == "partitions":
         partitions(grid, out, console)
         return True
@@ -57,7 +66,34 @@ def reproduce(grid: Grid, out: Path, console: Console, jobs: int | None = None, 
     outcomes: Outcomes = {run.folder: failures.get(run.folder) or load_runs([run.folder])[0] for run in grid.runs}
     if not any(isinstance(outcome, Run) for outcome in outcomes.values()):
         raise FedstillError("\n".join(_reasons(grid.runs, failures)))
-    return _present(grid, outcomes, out, console, say) and not failures
+    holds = _present(grid, outcomes, console, _Page(out / "table.md", out / "curves.png"))
+    if evidence is not None:
+        many = keep(grid, outcomes, evidence)
+        say(f"{many} lines kept in {evidence.lines}; the page: {evidence.command} --from {evidence.folder}")
+    return holds and not failures
+
+
+def reproduce_from(source: Source, evidence: Evidence, console: Console) -> bool:
+    """Print the table and write its page from kept lines alone; whether the table holds."""
+    grid, outcomes = recall(source, evidence)
+    made = {"Where the numbers come from": origins(grid, outcomes, evidence)}
+    return _present(grid, outcomes, console, _Page(evidence.page, None, made))
+
+
+@dataclass(frozen=True)
+class _Page:
+    """Where a table is written, where its curves are drawn, and what else stands on the page."""
+
+    path: Path
+    picture: Path | None
+    more: Mapping[str, list[str]] = field(default_factory=dict)
+
+
+def _sayer(console: Console) -> Say:
+    def say(line: str) -> None:
+        console.print(line, highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+    return say
 
 
 def default_jobs(runs: Sequence[GridRun]) -> int:
@@ -129,11 +165,12 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-def _present(grid: Grid, outcomes: Outcomes, out: Path, console: Console, say: Say) -> bool:
+def _present(grid: Grid, outcomes: Outcomes, console: Console, page: _Page) -> bool:
     """Print the table and write it to a file; whether all its numbers are explained."""
+    say = _sayer(console)
     if grid.recipe.table == "communication":
         table, notes, holds = communication(grid, outcomes)
-        parts = {"": [*notes, *settings(grid, outcomes)]}
+        parts = {"": [*notes, *grid.selection.left_out, *settings(grid, outcomes)]}
     else:
         table, holds = _with_something(grid, side_by_side(grid, outcomes)), True
         parts = {
@@ -142,10 +179,10 @@ def _present(grid: Grid, outcomes: Outcomes, out: Path, console: Console, say: S
         }
     tables = [table]
     if grid.recipe.table == "curves":
-        shown, parts["Curves"] = _curves(grid, outcomes, out)
+        shown, parts["Curves"] = _curves(grid, outcomes, page.picture)
         tables.append(shown)
     failures = {folder: outcome for folder, outcome in outcomes.items() if isinstance(outcome, str)}
-    parts |= {"Notes of the runs": _notes(grid, outcomes), "Failed": _reasons(grid.runs, failures)}
+    parts |= {"Notes of the runs": _notes(grid, outcomes), "Failed": _reasons(grid.runs, failures), **page.more}
     for block in (block for each in tables for block in render(each, console.width)):
         console.print()
         console.print(block)
@@ -154,8 +191,8 @@ def _present(grid: Grid, outcomes: Outcomes, out: Path, console: Console, say: S
             say(f"\n{heading}:" if heading else "")
             for line in lines:
                 say(f"- {line}")
-    _write(grid, tables, parts, out / "table.md")
-    say(f"\nWritten to {out / 'table.md'}")
+    _write(grid, tables, parts, page.path)
+    say(f"\nWritten to {page.path}")
     return holds
 
 
@@ -165,10 +202,11 @@ def _with_something(grid: Grid, table: SideBySide) -> SideBySide:
     return replace(table, groups=tuple((name, rows) for name, rows in table.groups if name in known))
 
 
-def _curves(grid: Grid, outcomes: Outcomes, out: Path) -> tuple[SideBySide, list[str]]:
-    """The scores by round as a table and, if matplotlib is installed, as a picture."""
+def _curves(grid: Grid, outcomes: Outcomes, path: Path | None) -> tuple[SideBySide, list[str]]:
+    """The scores by round as a table and, where that is wanted and matplotlib is installed, as a picture."""
     panels, notes = drawing.curves(grid, outcomes)
-    path = out / "curves.png"
+    if path is None:
+        return drawing.by_round(grid, panels), notes
     try:
         drawing.save(
             [*panels, *drawing.samplings(grid, outcomes)],
@@ -202,7 +240,7 @@ def _reasons(runs: Sequence[GridRun], failures: Outcomes) -> list[str]:
 
 
 def _write(grid: Grid, tables: Sequence[SideBySide], parts: dict[str, list[str]], path: Path) -> None:
-    lines = [f"# {grid.recipe.paper}: {grid.recipe.title}"]
+    lines = [f"# {grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}"]
     for table in tables:
         lines += ["", markdown(table)]
     for heading, points in parts.items():

@@ -15,8 +15,10 @@ from safetensors.numpy import load_file
 from fedstill import algorithms
 from fedstill.data.partition import Partition
 from fedstill.papers.grid import Grid, GridRun
+from fedstill.papers.kept import KeptRun
 from fedstill.papers.recipe import Recipe
 from fedstill.results.runs import Run, complete
+from fedstill.results.significance import FEWEST_SEEDS, interval_over_seeds
 
 MISSING = "–"
 
@@ -84,10 +86,15 @@ def _ours(grid: Grid, outcomes: Outcomes, group: str, row: str, column: str) -> 
 
 
 def _spread(values: Sequence[float]) -> str:
-    """Mean and sample standard deviation, in points."""
+    """Mean, sample standard deviation and, from three seeds on, the 95% interval of the mean, in points."""
     if not values:
         return MISSING
-    return f"{100 * fmean(values):.1f}" + (f" ± {100 * stdev(values):.1f}" if len(values) > 1 else "")
+    within = interval_over_seeds(values)
+    return (
+        f"{100 * fmean(values):.1f}"
+        + (f" ± {100 * stdev(values):.1f}" if len(values) > 1 else "")
+        + (f" [{100 * within[0]:.1f}, {100 * within[1]:.1f}]" if within else "")
+    )
 
 
 def render(table: SideBySide, width: int) -> list[Table]:
@@ -134,6 +141,7 @@ def how_to_read(grid: Grid) -> list[str]:
     alone = "Ours is another scale than the paper's: compare our numbers only with each other."
     return [
         f"{what}, in points: mean ± sample standard deviation over seeds (number of seeds).",
+        f"In brackets: the 95% interval over seeds (Student's t) of a mean or difference; needs {FEWEST_SEEDS} seeds.",
         *([alone] if grid.scale != "paper" else []),
         *recipe.notes,
         *recipe.scales[grid.scale].notes,
@@ -143,13 +151,14 @@ def how_to_read(grid: Grid) -> list[str]:
 
 def settings(grid: Grid, outcomes: Outcomes) -> list[str]:
     """The rows, clients, rounds, seeds and models of the cells, read from the records."""
-    first: dict[tuple[str, tuple[str, ...]], GridRun] = {}
+    first: dict[tuple[str, tuple[str, ...]], tuple[GridRun, Run]] = {}
     for run in grid.runs:
-        if isinstance(outcomes.get(run.folder), Run):
-            first.setdefault((run.group, run.columns), run)
+        if isinstance(ended := outcomes.get(run.folder), Run):
+            first.setdefault((run.group, run.columns), (run, ended))
     said: dict[str, list[str]] = {}
-    for run in first.values():
-        said.setdefault(_setting(run), []).append(", ".join(filter(None, (run.group, _columns(grid, run)))))
+    for run, ended in first.values():
+        sentence = ended.setting if isinstance(ended, KeptRun) else setting(run)
+        said.setdefault(sentence, []).append(", ".join(filter(None, (run.group, _columns(grid, run)))))
     seeds = sorted({run.experiment.seed for run in grid.runs})
     listed = [f"{'; '.join(filter(None, places))}: {what}" if any(places) else what for what, places in said.items()]
     return [*listed, f"Seeds: {', '.join(map(str, seeds))}."]
@@ -159,7 +168,8 @@ def _columns(grid: Grid, run: GridRun) -> str:
     return "" if set(run.columns) >= set(grid.selection.columns) else "/".join(run.columns)
 
 
-def _setting(run: GridRun) -> str:
+def setting(run: GridRun) -> str:
+    """The rows, clients, rounds and models of a run, read from its folder."""
     parts = Partition.from_arrays(load_file(run.folder / "partition.safetensors"))
     experiment = run.experiment
     clients = experiment.client_specs(parts.clients)
