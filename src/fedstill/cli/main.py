@@ -177,7 +177,7 @@ def reproduce(
     folder = out or Path("runs") / name / scale
     grid = plan_grid(source, scale, folder, overrides or [], seeds, only or [])
     if keep is not None:
-        if grid.recipe.table == "partitions":
+        if not grid.recipe.is_trained:
             raise FedstillError(f"--keep: nothing is trained for {recipe}, so there is nothing to keep.")
         refuse_overrides(grid, source)
     try:

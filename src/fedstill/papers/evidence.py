@@ -17,15 +17,13 @@ from fedstill.common.files import write_whole
 from fedstill.config.experiment import Experiment
 from fedstill.config.source import Source
 from fedstill.papers.communication import Account
-from fedstill.papers.curves import by_step, curve
+from fedstill.papers.curves import by_step, curve, weights
 from fedstill.papers.grid import Grid, GridRun, Selection, cell_run, check_scale
 from fedstill.papers.kept import KeptRun
 from fedstill.papers.machine import machine_of
 from fedstill.papers.recipe import Recipe, read_recipe
 from fedstill.papers.side_by_side import Outcomes, setting
-from fedstill.results.record import Record
 from fedstill.results.runs import POOLED, Run
-from fedstill.wire.messages import SERVER
 
 ANY_MACHINE = ("engine", "workers", "device", "memory", "save_every", "seed")
 """Keys that say where and how a run computes, and its seed, which a line names itself."""
@@ -117,7 +115,6 @@ def _line(grid: Grid, run: GridRun, outcome: Run) -> Line:
         name: {split: _only(scores, shown) for split, scores in splits.items()}
         for name, splits in outcome.clients.items()
     }
-    observed = [line for line in Record(run.folder).metrics if line.get("observation") == "weights"]
     return {
         "scale": grid.scale,
         "group": run.group,
@@ -136,7 +133,7 @@ def _line(grid: Grid, run: GridRun, outcome: Run) -> Line:
         "clients": _rounded(clients),
         "by_round": _rounded({split: each for split, each in curves.items() if each}),
         "origin": curve(outcome, POOLED, outcome.metric)[1],
-        "weights": _rounded({line["round"]: line["values"] for line in observed if line["party"] == SERVER}),
+        "weights": _rounded(weights(outcome)),
         "sampling": _rounded({who: found for who in ("teacher", "student") if (found := by_step(outcome, who))}),
         "sent": _sent(run) if grid.recipe.table == "communication" else {},
         "setting": setting(run),

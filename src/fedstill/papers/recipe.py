@@ -68,8 +68,9 @@ class Recipe(Settings):
     paper: str
     method: str | None = None
     """The row that is the paper's own method."""
-    table: Literal["scores", "curves", "communication", "partitions"] = "scores"
-    """The last scores; these and the scores of every round; bytes; or who holds which rows (nothing is trained)."""
+    table: Literal["scores", "curves", "communication", "partitions", "languages", "statistics"] = "scores"
+    """The last scores; these and the scores of every round; bytes. Or, with nothing trained: who holds which rows; how
+    the clients' languages differ; how many rows there are."""
     asks: dict[str, str] = Field(default_factory=dict)
     """Keys that must be given on the command line -> what they are."""
     notes: list[str] = Field(default_factory=list)
@@ -81,9 +82,18 @@ class Recipe(Settings):
     values: dict[str, dict[str, list[str | int | float]]] = Field(default_factory=dict)
     """The paper's numbers as printed: group -> row -> one value per column. A group has the rows listed here."""
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether the table is made from runs."""
+        return self.table in ("scores", "curves", "communication")
+
     def rows_of(self, group: str) -> list[str]:
-        """The rows of a group; all rows if the paper gives no numbers for it."""
-        return list(self.values.get(group) or self.rows)
+        """The rows of a group: all, or those that the paper prints and, where its own method is, rows of ours."""
+        if not (printed := self.values.get(group)):
+            return list(self.rows)
+        theirs = {row for rows in self.values.values() for row in rows}
+        ours = set(self.rows) - theirs if self.method in printed else set()
+        return [row for row in self.rows if row in printed or row in ours]
 
     def printed(self, group: str, row: str, column: str) -> str | None:
         """The paper's number for a cell."""

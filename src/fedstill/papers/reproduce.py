@@ -20,6 +20,7 @@ from fedstill.papers.card import fitting, on_card, shared
 from fedstill.papers.communication import communication
 from fedstill.papers.evidence import Evidence, keep, origins, recall
 from fedstill.papers.grid import Grid, GridRun
+from fedstill.papers.languages import languages
 from fedstill.papers.ordering import orderings
 from fedstill.papers.parallel import EndedRun, attempt, run_all
 from fedstill.papers.partitions import partitions
@@ -33,6 +34,7 @@ from fedstill.papers.side_by_side import (
     settings,
     side_by_side,
 )
+from fedstill.papers.statistics import statistics
 from fedstill.papers.work import Pace, expected, in_order
 from fedstill.plan.plan import default_workers
 from fedstill.results.progress import Progress
@@ -40,6 +42,11 @@ from fedstill.results.record import Record
 from fedstill.results.runs import Run, load_runs
 
 Say = Callable[[str], None]
+COUNTED: Mapping[str, Callable[[Grid], tuple[SideBySide, list[str]]]] = {
+    "languages": languages,
+    "statistics": statistics,
+}
+"""Tables that are read from the corpora, with remarks."""
 
 
 def reproduce(
@@ -57,6 +64,11 @@ def reproduce(
     say = _sayer(console)
     if grid.recipe.table == "partitions":
         partitions(grid, out, console)
+        return True
+    if grid.recipe.table in COUNTED:
+        table, notes = COUNTED[grid.recipe.table](grid)
+        every = [*grid.recipe.notes, *grid.recipe.scales[grid.scale].notes, *notes, "Nothing was trained."]
+        _publish(grid, [table], {"": every}, console, out / "table.md")
         return True
     if not force:
         _refuse_other_experiments(grid.runs)
@@ -167,7 +179,6 @@ def _duration(seconds: float) -> str:
 
 def _present(grid: Grid, outcomes: Outcomes, console: Console, page: _Page) -> bool:
     """Print the table and write it to a file; whether all its numbers are explained."""
-    say = _sayer(console)
     if grid.recipe.table == "communication":
         table, notes, holds = communication(grid, outcomes)
         parts = {"": [*notes, *grid.selection.left_out, *settings(grid, outcomes)]}
@@ -180,9 +191,18 @@ def _present(grid: Grid, outcomes: Outcomes, console: Console, page: _Page) -> b
     tables = [table]
     if grid.recipe.table == "curves":
         shown, parts["Curves"] = _curves(grid, outcomes, page.picture)
-        tables.append(shown)
+        tables += [shown, *([blend] if (blend := drawing.weights_by_round(grid, outcomes)) else [])]
     failures = {folder: outcome for folder, outcome in outcomes.items() if isinstance(outcome, str)}
     parts |= {"Notes of the runs": _notes(grid, outcomes), "Failed": _reasons(grid.runs, failures), **page.more}
+    _publish(grid, tables, parts, console, page.path)
+    return holds
+
+
+def _publish(
+    grid: Grid, tables: Sequence[SideBySide], parts: dict[str, list[str]], console: Console, path: Path
+) -> None:
+    """Print tables and remarks, and write them to a page."""
+    say = _sayer(console)
     for block in (block for each in tables for block in render(each, console.width)):
         console.print()
         console.print(block)
@@ -191,9 +211,8 @@ def _present(grid: Grid, outcomes: Outcomes, console: Console, page: _Page) -> b
             say(f"\n{heading}:" if heading else "")
             for line in lines:
                 say(f"- {line}")
-    _write(grid, tables, parts, page.path)
-    say(f"\nWritten to {page.path}")
-    return holds
+    _write(grid, tables, parts, path)
+    say(f"\nWritten to {path}")
 
 
 def _with_something(grid: Grid, table: SideBySide) -> SideBySide:

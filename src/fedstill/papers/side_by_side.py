@@ -17,10 +17,12 @@ from fedstill.data.partition import Partition
 from fedstill.papers.grid import Grid, GridRun
 from fedstill.papers.kept import KeptRun
 from fedstill.papers.recipe import Recipe
-from fedstill.results.runs import Run, complete
+from fedstill.results.runs import POOLED, Run, complete
 from fedstill.results.significance import FEWEST_SEEDS, interval_over_seeds
 
 MISSING = "–"
+CLIENTS = "clients"
+"""The split of the clients' own test rows, each client's for itself."""
 
 Outcomes = Mapping[Path, Run | str]
 """Folder -> the finished run, or the reason why there is none."""
@@ -55,7 +57,13 @@ def label(recipe: Recipe, row: str) -> str:
 
 
 def score(run: Run, split: str, metric: str) -> float | None:
-    """The server's score; without a server model, the mean over the clients that were measured on that split."""
+    """The server's score; without a server model, the mean over the clients that were measured on that split.
+
+    The split `clients` is the mean over the clients of their scores on their own test rows, for every method.
+    """
+    if split == CLIENTS:
+        known = complete(scores.get(f"{POOLED}/{name}", {}).get(metric) for name, scores in run.clients.items())
+        return fmean(known) if known else None
     if run.server is not None:
         return run.server.get(split, {}).get(metric)
     known = complete(scores[split].get(metric) for scores in run.clients.values() if split in scores)
