@@ -94,6 +94,27 @@ def test_dsfl_server_and_clients_minimise_the_divergence_from_the_sharpened_labe
     same(client, expected)
 
 
+@pytest.mark.parametrize("weights", ["uniform", "size"])
+def test_dsfl_as_released_distils_the_argmax_of_the_sharpened_mean_logits(bench, opinions, same, weights):
+    algorithm, ups = DSFL(reading="released", weights=weights), opinions()
+    server, client = bench.server(), bench.client()
+    answer = algorithm.server(server, ups)
+    algorithm.digest(client, answer)
+    shares = SIZES / SIZES.sum() if weights == "size" else np.full(3, 1 / 3)
+    era = softmax(np.einsum("k,knc->nc", shares, logits_of(ups)) / 0.1, -1)
+    np.testing.assert_allclose(answer.logits.softmax(-1).numpy(), era, rtol=1e-4, atol=1e-7)
+    expected = bench.after_one_step(vote(era))
+    same(server, expected)
+    same(client, expected)
+
+
+def test_dsfl_as_released_clients_send_logits(bench):
+    me, twin = bench.client(), bench.client()
+    opinion = DSFL(reading="released").opine(me)
+    twin.train()
+    torch.testing.assert_close(opinion.logits, twin.predict(), rtol=0, atol=0)
+
+
 # MHAT
 
 
@@ -126,7 +147,7 @@ def test_mhat_clients_follow_the_argmax_or_softly(bench, same, option, loss):
 # FedKD
 
 
-@pytest.mark.parametrize("reading", ["released", "text"])
+@pytest.mark.parametrize("reading", ["paper", "released", "text"])
 def test_fedkd_distils_the_logits_weighted_by_size(bench, opinions, same, reading):
     me, ups = bench.server(), opinions()
     assert FedKD(reading=reading).server(me, ups) is None
@@ -185,6 +206,37 @@ def test_fedkd_may_train_in_the_last_round_only(experiment, tmp_path):
     record = fedstill.run(experiment(algorithm={"name": "FedKD", "local": "last_round"}, rounds=3), tmp_path / "run")
     assert {m["round"] for m in record.metrics if m.get("stage") == "trained"} == {3}
     assert {line["round"] for line in record.ledger if line["message"] == "Opinion"} == {3}
+
+
+def test_fedkd_as_released_is_e_epochs_of_training_once_and_one_distillation(experiment, tmp_path):
+    asked = experiment(algorithm={"name": "FedKD", "reading": "released"}, rounds=3)
+    record = fedstill.run(asked, tmp_path / "run")
+    assert {m["round"] for m in record.metrics if m.get("stage") == "trained"} == {3}
+    _, plan, _ = prepare(asked, tmp_path / "other")
+    alone = plan.make_client("films", lambda event: None)
+    alone.enter(3)
+    alone.train()
+    written = load_file(record.model_folder("films") / "model.safetensors")
+    for name, value in alone.parameters().items():
+        torch.testing.assert_close(written[name], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "title"),
+    [
+        ({"name": "DSFL"}, "DSFL"),
+        ({"name": "DSFL", "reading": "released"}, "DS-FL as released"),
+        ({"name": "DSFL", "reading": "released", "labelled": True}, "DS-FL (released) w/ labelled rows"),
+        ({"name": "FedKD"}, "FedKD"),
+        ({"name": "FedKD", "reading": "released"}, "FedKD as released"),
+        ({"name": "FedKD", "reading": "released", "labelled": True}, "FedKD (released)"),
+        ({"name": "FedKD", "reading": "text"}, "FedKD (text)"),
+        ({"name": "FedDF"}, "FedDF"),
+        ({"name": "FedDF", "reading": "released"}, "FedDF as released"),
+    ],
+)
+def test_titles_say_as_released_only_where_it_is_so(options, title):
+    assert make(options).title == title
 
 
 # The bounds

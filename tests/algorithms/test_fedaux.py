@@ -111,7 +111,7 @@ def test_replacing_a_row_moves_the_regression_by_no_more_than_the_sensitivity():
 def test_a_client_takes_theta_0_and_scores_every_public_row_by_how_much_it_looks_like_its_own(convolutions, same):
     server, client = convolutions.server(), convolutions.client()
     client.set_parameters(shifted(client.parameters(), 1))
-    said = FedAUX().certify(client, Parameters(server.parameters()))
+    said = FedAUX(negatives=None, penalty="mean").certify(client, Parameters(server.parameters()))
     same(client, server.parameters(), tolerance=0)
     own, public = in_unit_ball(*(features(server.model.module, convolutions.rows(rows)) for rows in
                                  (convolutions.private, convolutions.public)))  # fmt: skip
@@ -120,10 +120,44 @@ def test_a_client_takes_theta_0_and_scores_every_public_row_by_how_much_it_looks
     np.testing.assert_allclose(said.scores.numpy(), model.predict_proba(public)[:, 1], rtol=1e-4)
 
 
+def test_negatives_are_a_share_of_the_public_rows_and_only_the_others_are_scored_with_the_authors_l2(convolutions):
+    server, client, method = convolutions.server(), convolutions.client(), FedAUX(negatives=0.25)
+    negative, scored = method.divided(client)
+    assert (len(negative), len(scored)) == (3, 9)
+    assert sorted([*negative, *scored]) == list(range(12))
+    assert [part.tolist() for part in method.divided(server)] == [negative.tolist(), scored.tolist()]
+    other = convolutions.client(seed=1)
+    assert method.divided(other)[0].tolist() != negative.tolist()
+    said = method.certify(client, Parameters(server.parameters())).scores
+    own, public = in_unit_ball(*(features(server.model.module, convolutions.rows(rows)) for rows in
+                                 (convolutions.private, convolutions.public)))  # fmt: skip
+    model = LogisticRegression(C=1 / 0.01, fit_intercept=False, tol=1e-10, max_iter=10_000)
+    model.fit(np.concatenate([own, public[negative]]), np.repeat([1, 0], [12, 3]))
+    np.testing.assert_allclose(said[scored].numpy(), model.predict_proba(public[scored])[:, 1], rtol=1e-4)
+    assert (said[negative] == 0).all()
+
+
+def test_the_l2_is_that_of_the_sum_of_the_losses_unless_scores_are_private():
+    assert FedAUX(regularisation=0.02).pull(50) == pytest.approx(0.0004)
+    assert FedAUX(regularisation=0.02, penalty="mean").pull(50) == 0.02
+    assert FedAUX(regularisation=0.02, epsilon=1.0).pull(50) == 0.02
+
+
+def test_a_regression_that_is_hardly_held_back_still_converges():
+    random = np.random.default_rng(0)
+    rows = random.normal(size=(400, 384)) + np.repeat([[0.05], [0.0]], [300, 100], axis=0)  # fewer rows than separate
+    rows /= np.linalg.norm(rows, axis=1).max()
+    sides = torch.from_numpy(np.repeat([1.0, -1.0], [300, 100]))
+    found = separator(torch.from_numpy(rows), sides, 0.01 / 400)
+    theirs = LogisticRegression(C=100, fit_intercept=False, tol=1e-10, max_iter=10_000).fit(rows, sides.numpy())
+    np.testing.assert_allclose(found.numpy(), theirs.coef_[0], rtol=1e-3, atol=1e-3)
+
+
 def test_no_score_is_below_the_floor(convolutions):
     client = convolutions.client()
-    said = FedAUX(floor=0.6).certify(client, Parameters(client.parameters()))
-    assert said.scores.min() == torch.tensor(0.6)
+    method = FedAUX(floor=0.9)
+    said = method.certify(client, Parameters(client.parameters()))
+    assert said.scores[method.divided(client)[1]].min() == torch.tensor(0.9)
 
 
 def test_the_server_keeps_everybodys_scores_and_they_survive_a_checkpoint(convolutions):
@@ -164,9 +198,9 @@ def test_that_much_noise_is_private_by_the_exact_criterion(epsilon, delta):
 def test_scores_are_those_of_weights_with_that_much_noise_drawn_anew_for_everybody(convolutions):
     client, strong = convolutions.client(), 1.0
     theta = Parameters(client.parameters())
-    exact = FedAUX(regularisation=strong).certify(client, theta).scores.double().logit()
+    exact = FedAUX(regularisation=strong, penalty="mean", negatives=None).certify(client, theta).scores.double().logit()
     _, public = in_unit_ball(*(features(client.model.module, data) for data in (client.data.train, client.data.public)))
-    algorithm, moves = FedAUX(regularisation=strong, epsilon=1.0), []
+    algorithm, moves = FedAUX(regularisation=strong, epsilon=1.0, negatives=None), []
     for number in range(300):
         other = convolutions.client(f"client {number}")
         moves.append(algorithm.certify(other, theta).scores.double().logit() - exact)
@@ -202,16 +236,19 @@ def test_the_server_distils_the_ensemble_weighed_by_scores_into_the_plain_averag
     server.memory.mappings["certainty"] = scores
     hellos = {"books": Hello(10), "films": Hello(30)}  # shoes sat the round out
     models = {name: shifted(server.parameters(), seed) for seed, name in enumerate(hellos)}
-    answer = FedAUX(rate=0.5).server(server, Replies({n: Parameters(v) for n, v in models.items()}, hellos))
+    method = FedAUX(rate=0.5)
+    answer = method.server(server, Replies({n: Parameters(v) for n, v in models.items()}, hellos))
 
     module = convolutions.model().module
-    batch = convolutions.rows(convolutions.public).batch(torch.arange(12), torch.device("cpu"))
+    scored = torch.from_numpy(method.divided(server)[1])
+    assert len(scored) == 10
+    batch = convolutions.rows(convolutions.public).batch(scored, torch.device("cpu"))
     teachers = []
     for parameters in models.values():
         module.load_state_dict(parameters)
         teachers.append(module(**batch).detach())
     module.load_state_dict({key: (models["books"][key] + models["films"][key]) / 2 for key in models["books"]})
-    weights = [scores[name][:, None] for name in hellos]
+    weights = [scores[name][scored, None] for name in hellos]
     blend = (weights[0] * teachers[0] + weights[1] * teachers[1]) / (weights[0] + weights[1])
     F.kl_div(module(**batch).log_softmax(-1), blend.softmax(-1), reduction="batchmean").backward()
     wanted = {name: (value - 0.5 * value.grad).detach() for name, value in module.named_parameters()}

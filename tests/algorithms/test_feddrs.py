@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from scipy.special import softmax
 
 import fedstill
+from fedstill.algorithms import make
 from fedstill.algorithms.feddrs import FedDRS, Work
 from fedstill.common.errors import FedstillError
 from fedstill.config.experiment import Experiment
@@ -272,6 +273,47 @@ def test_lambda_can_be_another_at_the_end(texts, server_of):
     assert found[1] > found[0]
 
 
+# Another base (Table 3's FedOpt)
+
+
+def test_rounds_of_a_base_are_its_steps_and_its_last_model_is_processed(texts, server_of):
+    me, ups = server_of(texts(), size=1.0)
+    theta = me.parameters()
+    method = make({"name": "FedDRS", **STILL, "passes": 0, "base": {"name": "FedOpt", "rate": 0.1, "tau": 0.01}})
+    assert method.title == "FedDRS (mixed) after FedOpt"
+    answer = method.server(me, ups)
+    after = {}
+    for name, mean in mean_of(ups["a"].parameters, ups["b"].parameters).items():
+        change = mean - theta[name].double().numpy()
+        m, v = 0.1 * change, 0.99 * 0.01**2 + 0.01 * change**2
+        after[name] = theta[name].double().numpy() + 0.1 * m / (np.sqrt(v) + 0.01)
+        np.testing.assert_allclose(answer.parameters[name].numpy(), after[name], rtol=1e-4, atol=1e-6)
+    me.enter(2)
+    method.finish(Fed(me, ups.clients), answer)
+    for name, value in after.items():
+        np.testing.assert_allclose(me.parameters()[name].numpy(), value, rtol=1e-4, atol=1e-6)
+    assert sampled_kinds(me) == {"target sampling", "adversary sampling"}
+
+
+def sampled_kinds(party):
+    return {line["observation"] for line in party.metrics if "observation" in line}
+
+
+def test_a_base_that_needs_public_samples_is_refused(texts, server_of):
+    me, _ = server_of(texts())
+    with pytest.raises(FedstillError, match="FedDRS has no public samples, and FedAUX needs them"):
+        make({"name": "FedDRS", "base": "FedAUX"}).admit(me)
+
+
+def test_the_average_can_be_weighted_by_rows_and_balance_makes_them_equal(texts, server_of):
+    me, ups = server_of(texts(), size=1.0)  # a has 8 rows, b has 3
+    for options, share in (({"balance": False}, 8 / 11), ({}, 1 / 2), ({"min_samples": 5}, 5 / 8)):
+        FedDRS(**STILL | {"passes": 0, "weights": "size"} | options).server(me, ups)
+        for name, value in me.parameters().items():
+            a, b = (ups[client].parameters[name].double().numpy() for client in "ab")
+            np.testing.assert_allclose(value.numpy(), share * a + (1 - share) * b, rtol=1e-5, atol=1e-6)
+
+
 # After the last round
 
 
@@ -453,6 +495,21 @@ def test_with_a_head_a_task_no_prediction_leaves_its_task_and_tasks_count_the_sa
     assert scores["tasks"]["accuracy"] == pytest.approx(np.mean(accuracy))
     compared = compare(load_runs([record.folder]))
     assert compared.rows[0].domains["mean over tasks"].mean == pytest.approx(np.mean(accuracy))
+
+
+@pytest.mark.parametrize("within_task", [False, True])
+def test_with_one_head_samples_are_answered_by_all_labels_or_by_those_of_their_task(two_tasks, server_of, within_task):
+    me, ups = server_of(two_tasks(train={"epochs": 1, "batch": 8, "max_length": 12}), size=1.0)
+    tasks = me.model.label_tasks
+    assert tasks.tolist() == [0, 0, 1, 1, 1]
+    method = FedDRS(**STILL | {"within_task": within_task, "samples": 20})
+    for batch in samples_of(method, me, ups, counts=torch.ones(5)):
+        logits = me.model_from(ups["a"].parameters).model.module.eval()(inputs_embeds=batch.inputs).detach()
+        if within_task:
+            logits[tasks[batch.labels][:, None] != tasks] = -torch.inf
+        said = batch.teacher.log_probabilities[:, 0].exp()
+        np.testing.assert_allclose(said.numpy(), softmax(logits.numpy(), -1), atol=1e-6)
+        assert torch.isclose(said.sum(1), torch.ones(20)).all()
 
 
 def test_texts_are_labelled_for_the_task_that_is_named(two_tasks, tmp_path):

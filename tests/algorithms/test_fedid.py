@@ -1,3 +1,4 @@
+import copy
 import json
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from fedstill.algorithms import make
 from fedstill.algorithms.fedid import FedID
 from fedstill.algorithms.feedbacks import Heard, Lesson
 from fedstill.common.errors import FedstillError
+from fedstill.common.randomness import key
 from fedstill.models import ModelSpec, build
 from fedstill.wire.messages import Hello, Scores
 from fedstill.wire.replies import Replies
@@ -57,7 +59,8 @@ class Scene:
         return Replies(messages, {name: Hello(size) for name, size in SIZES.items()})
 
     def teach(self, algorithm):
-        return algorithm.teach(self.server, self.lesson, ALL, self.hear(), np.random.default_rng(0))
+        judges = algorithm.judges(np.random.default_rng(0), len(self.server.data.labelled), 12)
+        return algorithm.teach(self.server, self.lesson, ALL, self.hear(), judges)
 
     def inputs(self, rows):
         return self.bench.rows(rows).batch(ALL, torch.device("cpu"))
@@ -213,9 +216,9 @@ def test_a_client_steps_towards_the_ensemble_and_by_the_feedback_towards_its_own
 
 def test_a_chunk_is_as_many_steps_of_a_batch_each_and_a_feedback_for_each(bench):
     scene = Scene(bench)
-    lesson = FedID(chunk=3).teach(
-        scene.server, replace(scene.lesson, batch=5, steps=3), ALL, scene.hear(), np.random.default_rng(0)
-    )
+    algorithm = FedID(chunk=3)
+    judges = algorithm.judges(np.random.default_rng(0), 12, 5)
+    lesson = algorithm.teach(scene.server, replace(scene.lesson, batch=5, steps=3), ALL, scene.hear(), judges)
     assert lesson.feedback.shape == (3,)  # 5, 5 and 2 rows
     assert scene.server.phase("converse", 3).taken == 3
     exchanges = list(FedID(chunk=2)._exchanges(np.random.default_rng(0), 12, epochs=2, batch=5))
@@ -233,6 +236,9 @@ def test_a_chunk_is_as_many_steps_of_a_batch_each_and_a_feedback_for_each(bench)
         ({"feedback": "loss"}, "feedback"),
         ({"chunk": 0}, "chunk"),
         ({"strength": -1}, "strength"),
+        ({"reading": "released", "ensemble": "logits"}, "reading: released has `ensemble: hard`"),
+        ({"reading": "released", "feedback": "per_client"}, "leave these options out"),
+        ({"reading": "released", "chunk": 2}, "leave these options out"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, sentence):
@@ -254,6 +260,9 @@ OPTIONS = [
     {"feedback": "exact", "ensemble": "logits"},
     {"feedback": "none"},
     {"transfer": False, "chunk": 2},
+    {"rehearsal": 1, "chunk": 2},
+    {"reading": "released"},
+    {"rehearsal": 1, "feedback": "exact", "ensemble": "probabilities"},
 ]
 
 
@@ -281,6 +290,190 @@ def test_who_diverges_is_told_what_to_lower(experiment, tmp_path):
     distill = {"rate": 1e38, "optimiser": "sgd"}
     with pytest.raises(FedstillError, match=r"distill\.rate"):
         fedstill.run(experiment(algorithm="FedID", partition=LABELLED, distill=distill), tmp_path / "run")
+
+
+# Rehearsal
+
+FEEDBACKS = [
+    {"feedback": "none"},
+    {"feedback": "loss_diff"},
+    {"feedback": "per_client"},
+    {"feedback": "exact", "ensemble": "probabilities"},
+    {"feedback": "exact", "ensemble": "logits"},
+]
+
+
+def own_feedback(options, lesson, said, logits):
+    """What Eq. 14 adds for the client films, which has a fifth of all rows."""
+    if options["feedback"] == "exact":
+        moved = logits.softmax(-1) if options["ensemble"] == "probabilities" else logits
+        return 0.2 * (lesson.gradient * moved).sum()
+    if options["feedback"] == "none":
+        return 0.0
+    h = 0.2 * lesson.feedback[0] if options["feedback"] == "loss_diff" else lesson.credits["films"][0]
+    return h * F.cross_entropy(logits, said.argmax(-1))
+
+
+@pytest.mark.parametrize("options", FEEDBACKS)
+def test_a_rehearsing_client_takes_one_adamw_step_on_the_sum_of_both_losses(bench, options):
+    scene = Scene(bench)
+    algorithm = FedID(rehearsal=1.0, client_rate=0.25, **options)
+    heard, lesson = scene.hear(), scene.teach(algorithm)
+    settings = {"optimiser": "adamw", "rate": 0.04, "schedule": "constant", "batch": 12, "epochs": 1}
+    me = bench.client("films", train={"batch": 5}, distill=settings)
+    me._model = scene.clients["films"].model
+    me.__dict__["data"] = replace(me.data, train=bench.rows(np.tile(bench.private, 2)[:20]))
+    said = heard["films"].logits
+
+    theta = {name: p.detach().clone().requires_grad_() for name, p in me.model.module.named_parameters()}
+    logits = scene.logits(me, theta, bench.public)
+    loss = F.cross_entropy(logits, lesson.ensemble.argmax(-1)) + own_feedback(options, lesson, said, logits)
+    first = me.generator("rehearsal 0").permutation(20)[:5]
+    private = functional_call(
+        me.model.module, theta, (), me.data.train.batch(torch.from_numpy(first), torch.device("cpu"))
+    )
+    loss = loss + F.cross_entropy(private, me.data.train.labels[first])
+    optimiser = torch.optim.AdamW(theta.values(), lr=0.25 * 0.04, weight_decay=0)
+    loss.backward()
+    optimiser.step()
+
+    me.memory.arrays |= {"asked": ALL, "said": said}
+    algorithm.learn(me, lesson)
+    for name, value in theta.items():
+        torch.testing.assert_close(me.parameters()[name], value.detach(), rtol=1e-9, atol=1e-12)
+
+
+def test_rehearsal_takes_a_clients_rows_in_turn_in_a_new_order_every_pass(bench):
+    scene = Scene(bench)
+    me = bench.client("films", train={"batch": 5}, distill={"batch": 2})
+    asked = []
+    algorithm = FedID(rehearsal=1.0, feedback="none")
+    lesson = replace(scene.teach(FedID(feedback="none")), batch=2, steps=6)
+    phase = me.phase("converse", 6)
+    whole, phase.logits = phase.logits, lambda data, rows, passes=None: (
+        asked.append(data.rows[rows.numpy()].tolist()), whole(data, rows, passes))[1]  # fmt: skip
+    me.memory.arrays |= {"asked": ALL, "said": me.predict()}
+    algorithm.learn(me, lesson)
+    private = asked[1::2]
+    assert [len(rows) for rows in private] == [5, 5, 2, 5, 5, 2]
+    passes = [np.concatenate(private[:3]).tolist(), np.concatenate(private[3:]).tolist()]
+    assert all(sorted(rows) == bench.private.tolist() for rows in passes)
+    assert passes[0] != passes[1]
+
+
+def test_without_rehearsal_no_private_row_is_read_in_a_conversation(bench):
+    scene = Scene(bench)
+    lesson = scene.teach(FedID())
+    me = scene.clients["films"]
+    me.memory.arrays |= {"asked": ALL, "said": me.predict()}
+    me.__dict__["data"] = replace(me.data, train=me.data.train.pick(np.empty(0, int)))
+    FedID().learn(me, lesson)
+    assert FedID().rehearsal == 0
+
+
+def test_the_title_names_rehearsal():
+    assert [make({"name": "FedID", "rehearsal": much}).title for much in (False, True, 0.5)] == [
+        "FedID",
+        "FedID w/ rehearsal",
+        "FedID w/ rehearsal 0.5",
+    ]
+
+
+# As released
+
+
+def with_dropout(party, seed):
+    torch.manual_seed(seed)
+    module = party.model.module.double()
+    module.dropout.p = 0.4
+    for value in module.parameters():
+        value.data += 0.1 * torch.randn_like(value)
+    return party, copy.deepcopy(module)
+
+
+def new_adamw_step(module, loss, rate):
+    module.zero_grad()
+    loss.backward()
+    torch.optim.AdamW(module.parameters(), lr=rate, weight_decay=0.0).step()
+
+
+def test_as_released_the_server_has_a_new_optimiser_every_batch_and_measures_in_train_mode(bench):
+    settings = {"rate": 0.05, "optimiser": "adamw", "schedule": "linear", "batch": 6, "epochs": 1}
+    server, module = with_dropout(bench.server(labelled=bench.rows(bench.test), distill=settings), 3)
+    generator = torch.Generator().manual_seed(1)
+    hellos = {name: Hello(size) for name, size in SIZES.items()}
+    spoken = {name: torch.randn(12, 3, generator=generator, dtype=torch.float64) for name in SIZES}
+    algorithm = FedID(reading="released")
+    shards = list(algorithm._exchanges(np.random.default_rng(0), 12, 1, 6))
+    assert [rows.tolist() for rows in shards] == [[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 11]]
+    judges = algorithm.judges(np.random.default_rng(4), 12, 6)
+    lesson, told = Lesson(6, 2, 100, torch.empty(0, dtype=torch.int32)), []
+    for rows in shards:
+        ups = Replies({name: Scores(logits[rows]) for name, logits in spoken.items()}, hellos)
+        lesson = algorithm.teach(server, lesson, rows, ups, judges)
+        told.append(float(lesson.feedback))
+
+    torch.manual_seed(key(0, 0, "server", "converse"))
+    module.train()
+    order = np.random.default_rng(4).permutation(12)  # all labelled rows take turns
+    expected = []
+    for rows, judge in zip(shards, (order[:6], order[6:]), strict=True):
+
+        def measured(judge=judge):
+            batch = bench.rows(bench.test).batch(torch.from_numpy(judge), torch.device("cpu"))
+            return F.cross_entropy(module(**batch), bench.labels[bench.test][judge]).item()
+
+        before = measured()
+        logits = module(**bench.rows(bench.public).batch(rows, torch.device("cpu")))
+        votes = sum(SIZES[n] / 100 * F.cross_entropy(logits, spoken[n][rows].argmax(-1)) for n in SIZES)
+        new_adamw_step(module, votes, 0.05)
+        expected.append(before - measured())
+    assert told == pytest.approx(expected, rel=1e-9)
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(server.parameters()[name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_as_released_a_client_votes_in_train_mode_and_has_a_new_optimiser_every_batch(bench):
+    settings = {"rate": 0.05, "optimiser": "adamw", "schedule": "linear", "batch": 6, "epochs": 1}
+    client, module = with_dropout(bench.client("films", distill=settings), 5)
+    client.__dict__["data"] = replace(client.data, train=client.data.train.pick(np.zeros(20, int)))
+    algorithm = FedID(reading="released")
+    shards = [torch.arange(0, 12, 2), torch.arange(1, 12, 2)]
+    ensembles = torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    helped = torch.tensor([0.3, -0.2], dtype=torch.float64)
+    said, lesson = [], Lesson(6, 2, 100, torch.empty(0, dtype=torch.int32))
+    for rows, ensemble, h in zip(shards, ensembles, helped, strict=True):
+        said.append(algorithm.converse(client, replace(lesson, rows=rows.int())).logits)
+        lesson = Lesson(6, 2, 100, torch.empty(0, dtype=torch.int32), ensemble, h[None])
+    algorithm.converse(client, lesson)
+
+    torch.manual_seed(key(0, 0, "films", "converse"))
+    module.train()
+    for rows, ensemble, h, theirs in zip(shards, ensembles, helped, said, strict=True):
+        batch = bench.rows(bench.public).batch(rows, torch.device("cpu"))
+        spoken = module(**batch).detach()
+        torch.testing.assert_close(theirs, spoken, rtol=1e-9, atol=1e-12)
+        logits = module(**batch)
+        own = 0.2 * h * F.cross_entropy(logits, spoken.argmax(-1))
+        new_adamw_step(module, F.cross_entropy(logits, ensemble.argmax(-1)) + own, 0.05)
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(client.parameters()[name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_as_released_public_batches_are_as_even_as_can_be_and_the_same_every_pass():
+    shards = [rows.tolist() for rows in FedID(reading="released")._exchanges(np.random.default_rng(0), 10, 2, 4)]
+    assert shards == 2 * [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
+
+
+def test_the_title_says_as_released_only_where_nothing_else_is_changed():
+    released = {"name": "FedID", "reading": "released"}
+    changes = [{}, {"feedback": "none"}, {"client_rate": 0.04}, {"rehearsal": 1}]
+    assert [make(released | change).title for change in changes] == [
+        "FedID as released",
+        "FedID as released",
+        "FedID (released)",
+        "FedID (released) w/ rehearsal",
+    ]
 
 
 def test_client_rate_is_a_factor_on_the_clients_steps_alone(bench):

@@ -95,7 +95,7 @@ def test_a_run_costs_what_fedavg_does_and_learns(experiment, tmp_path):
         ({"rate": 0}, "'rate'.*greater than 0"),
         ({"beta1": 1}, "'beta1'.*less than 1"),
         ({"tau": 0}, "'tau'.*greater than 0"),
-        ({"weights": "rows"}, "'weights'.*'size' or 'uniform'"),
+        ({"weights": "rows"}, "'weights'.*'uniform' or 'size'"),
     ],
 )
 def test_other_options_are_refused(options, complaint):

@@ -174,6 +174,33 @@ def test_feddf_keeps_the_epoch_that_labelled_rows_like_best(bench, same):
     same(harmful, average)
 
 
+def test_feddf_as_released_weighs_teachers_by_rows_decays_linearly_and_chooses_nothing(bench, same):
+    settings = {"epochs": 2, "rate": 2.0, "optimiser": "sgd", "schedule": "linear"}
+    labelled = bench.rows(bench.test)
+    server = bench.server(labelled=labelled, distill=settings)
+    server.lend = lambda architecture: bench.server(labelled=labelled)
+    hellos = {name: Hello(size, architecture=server.model.architecture) for name, size in (("a", 10), ("b", 30))}
+    torch.manual_seed(5)
+    models = {name: {k: v + torch.randn_like(v) for k, v in server.parameters().items()} for name in hellos}
+    FedDF(reading="released").server(server, Replies({n: Parameters(v) for n, v in models.items()}, hellos))
+
+    module = bench.model().module
+    batch = bench.rows(bench.public).batch(torch.arange(12), torch.device("cpu"))
+    teachers = {}
+    for name, parameters in models.items():
+        module.load_state_dict(parameters)
+        teachers[name] = module(**batch).detach()
+    module.load_state_dict({k: 0.25 * models["a"][k] + 0.75 * models["b"][k] for k in models["a"]})
+    wanted = (0.25 * teachers["a"] + 0.75 * teachers["b"]).softmax(-1)
+    for rate in (2.0, 1.0):  # two steps of a linear schedule
+        module.zero_grad()
+        F.kl_div(module(**batch).log_softmax(-1), wanted, reduction="batchmean").backward()
+        with torch.no_grad():
+            for value in module.parameters():
+                value -= rate * value.grad
+    same(server, {name: value.detach() for name, value in module.named_parameters()}, tolerance=1e-5)
+
+
 def test_feddf_averages_by_architecture_and_everybody_gets_its_own_kind_back(experiment, tmp_path):
     chosen = experiment(algorithm="FedDF", clients=["bow", "textcnn", "bow"], train={"epochs": 1, "max_length": 16})
     record = fedstill.run(chosen, tmp_path / "run")

@@ -16,6 +16,8 @@ CRONUS = {"algorithm": "Cronus", **ABSENT}
 METHODS = {"Cronus": CRONUS, "FedMD": FEDMD} | {
     name: {"algorithm": name, **LABELLED} for name in ("FedAvg", "FedDF", "FedED", "FedID")
 }
+METHODS["FedID w/ rehearsal"] = {"algorithm": {"name": "FedID", "rehearsal": 1}, "rounds": 3, **LABELLED}
+METHODS["FedID as released"] = {"algorithm": {"name": "FedID", "reading": "released"}, "rounds": 3, **LABELLED}
 METHODS |= {name: {"algorithm": name, **ABSENT} for name in ("FedGKD", "FedHe", "FD", "FedOpt", "CFD", "MutualKD")}
 METHODS |= {"FedAUX": FEDAUX, "CFD with everybody": {"algorithm": "CFD", "rounds": 3}}
 
@@ -39,13 +41,23 @@ def quick(names, few):
     return [name if name in few else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-@pytest.mark.parametrize("method", quick(METHODS, ("FedAvg", "FedHe", "CFD", "FedMD", "Cronus")))
+@pytest.mark.parametrize("method", quick(METHODS, ("FedAvg", "FedHe", "CFD", "FedMD", "Cronus", "FedID w/ rehearsal")))
 def test_two_workers_give_the_same_bytes(experiment, whole, tmp_path, method):
     two = fedstill.run(experiment(**METHODS[method], workers=2), tmp_path / "run")
     assert content(two.folder) == whole(method)
 
 
-INTERRUPTED = ["Cronus", "FedMD", "FedHe", "FedOpt", "CFD", "CFD with everybody", "MutualKD"]
+INTERRUPTED = [
+    "Cronus",
+    "FedMD",
+    "FedID w/ rehearsal",
+    "FedID as released",
+    "FedHe",
+    "FedOpt",
+    "CFD",
+    "CFD with everybody",
+    "MutualKD",
+]
 
 
 @pytest.mark.parametrize("stop", [stop_in(1), stop_after(1), stop_in(2), stop_after(2), stop_after(3)])

@@ -243,7 +243,10 @@ def test_a_wrong_key_or_value_is_named_with_its_line(refusal, text, message):
             "{name: AdaFD, weighting: {name: LLMWC, chat: {modell: m}}}",
             "Chat has no option 'modell'; did you mean 'model'?",
         ),
-        ("{name: FedKD, reading: mine}", "FedKD: option 'reading': Input should be 'released', 'text' or 'original'"),
+        (
+            "{name: FedKD, reading: mine}",
+            "FedKD: option 'reading': Input should be 'paper', 'released', 'text' or 'original'",
+        ),
         ("{name: AdaFD, temperature: 0}", "AdaFD: option 'temperature': Input should be greater than 0"),
         ("own.py:Mine", "own.py could not be loaded (FileNotFoundError: there is no such file"),
         ("fedstill.config.experiment:Experiment", "is not a Algorithm: derive your class from fedstill.Algorithm."),

@@ -347,6 +347,37 @@ def test_hsu_sizes_are_equal_within_one(labels, clients, alpha):
         assert max(sizes) - min(sizes) <= 1
 
 
+def labels_for_most_rows(parts, labels):
+    """How many of its labels cover 80% of a client's training rows, the mean over clients."""
+    counts = [np.sort(np.bincount(labels[rows], minlength=10))[::-1] for rows in parts.train.values()]
+    return np.mean([1 + np.argmax(np.cumsum(own) >= 0.8 * own.sum()) for own in counts])
+
+
+def test_hsu_draws_clients_as_the_paper_does_row_by_row():
+    """Hsu 2019: q ~ Dir(alpha p); every row's class is drawn by q, without the classes that are used up."""
+    labels = np.arange(5000) % 10
+    spec = PartitionSpec(kind="dirichlet", clients=20, alpha=0.5, reading="hsu", **BARE)
+    ours = [labels_for_most_rows(split(make_corpus(labels), spec, seed), labels) for seed in range(6)]
+    by_class = [
+        labels_for_most_rows(split(make_corpus(labels), spec.model_copy(update={"reading": "class"}), seed), labels)
+        for seed in range(6)
+    ]
+    random, theirs = np.random.default_rng(0), []
+    for _ in range(6):
+        left, covers = np.full(10, 500), []
+        for _ in range(20):
+            own, q = np.zeros(10, int), random.dirichlet(np.full(10, 0.05))
+            for _ in range(250):
+                open_ = np.where(left > 0, q, 0)
+                chosen = random.choice(10, p=open_ / open_.sum() if open_.sum() > 0 else (left > 0) / (left > 0).sum())
+                own[chosen] += 1
+                left[chosen] -= 1
+            covers.append(1 + np.argmax(np.cumsum(np.sort(own)[::-1]) >= 0.8 * own.sum()))
+        theirs.append(np.mean(covers))
+    assert np.mean(ours) == pytest.approx(np.mean(theirs), abs=0.25)
+    assert np.mean(ours) < 2 < 3.5 < np.mean(by_class)
+
+
 def test_hsu_with_a_tiny_alpha_gives_the_first_client_one_class():
     corpus = make_corpus(np.repeat([0, 1, 2, 3], 100))
     spec = PartitionSpec(kind="dirichlet", clients=20, alpha=1e-3, reading="hsu", **BARE)

@@ -106,6 +106,61 @@ def test_a_phase_is_one_optimiser_and_one_schedule_over_all_its_epochs(name, sch
     assert found.mean == pytest.approx([sum(n * loss for n, loss in epoch) / 13 for epoch in by_epoch])
 
 
+# The factors on the rate where a schedule over 12 steps begins again every epoch (of 4 steps) or every batch.
+RESTARTS = {
+    ("epoch", "linear"): [1.0, 11 / 12, 10 / 12, 9 / 12] * 3,
+    ("epoch", "constant"): [1.0] * 12,
+    ("batch", "linear"): [1.0] * 12,
+    ("batch", "cosine"): [1.0] * 12,
+}
+
+
+def reference_with_restarts(model, data, targets, batches, make_optimiser, rate, factors, every):
+    """Plain torch: a new optimiser for every `every` steps."""
+    losses = []
+    for start in range(0, len(batches), every):
+        some = slice(start, start + every)
+        losses += reference_loop(model, data, targets, batches[some], make_optimiser, rate, factors[some])
+    return losses
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize(("restart", "schedule"), RESTARTS)
+def test_a_restart_is_a_new_optimiser_and_the_schedule_from_its_beginning(name, restart, schedule):
+    rate, options, make_optimiser = OPTIMISERS[name]
+    settings = PhaseSettings(epochs=3, batch=4, optimiser=name, schedule=schedule, restart=restart, **options)
+    data, targets = texts(13), teacher_logits(13)
+    ours, reference = small_model(), small_model()
+    found = Phase(ours, data, settings, rate, seed=5).run(targets, mse)
+    batches = rows_of_each_step(data, targets, settings, seed=5)
+    losses = reference_with_restarts(
+        reference, data, targets, batches, make_optimiser, rate, RESTARTS[restart, schedule],
+        every=4 if restart == "epoch" else 1,
+    )  # fmt: skip
+    torch.testing.assert_close(weights_of(ours), weights_of(reference), rtol=1e-9, atol=1e-12)
+    assert found.mean[2] == pytest.approx(sum(n * loss for n, loss in losses[8:]) / 13)
+    never = small_model()
+    Phase(never, data, settings.model_copy(update={"restart": "never"}), rate, seed=5).run(targets, mse)
+    if name != "sgd" or schedule != "constant":
+        assert (weights_of(ours) - weights_of(never)).abs().max() > 1e-4
+
+
+def test_epochs_that_a_gpu_runs_one_by_one_have_the_rates_of_the_whole_phase_from_its_beginning():
+    settings = PhaseSettings(epochs=3, batch=4, restart="epoch", weight_decay=0.1)
+    data, targets = texts(13), teacher_logits(13)
+    ours, reference = small_model(), small_model()
+    whole, batches = Phase(ours, data, settings, 1e-2, seed=5), []
+    for number in range(3):
+        one = whole._one_epoch(number)
+        assert (one.settings.restart, one.settings.epochs) == ("never", 1)
+        one.run(targets, mse)
+        batches += rows_of_each_step(data, targets, one.settings, seed=5 + number)
+    make_optimiser, factors = OPTIMISERS["adamw"][2], RESTARTS["epoch", "linear"]
+    reference_with_restarts(reference, data, targets, batches, make_optimiser, 1e-2, factors, every=4)
+    torch.testing.assert_close(weights_of(ours), weights_of(reference), rtol=1e-9, atol=1e-12)
+    assert len({tuple(rows) for rows in batches if len(rows) == 4}) == 9  # every epoch has an order of its own
+
+
 def test_every_epoch_visits_every_row_once_in_an_order_of_its_own():
     settings = PhaseSettings(epochs=3, batch=4)
     steps = rows_of_each_step(texts(13), teacher_logits(13), settings, seed=5)

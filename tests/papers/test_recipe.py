@@ -32,7 +32,7 @@ def test_every_table_of_the_four_papers_ships_and_some_of_our_own() -> None:
     adafd = ["adafd/table1", "adafd/table2", *(f"adafd/figure{number}" for number in (1, 3, 4, 5, 6))]
     fedid = [f"fedid/table{number}" for number in range(1, 7)] + [f"fedid/figure{number}" for number in (2, 3, 4)]
     fedsnd = ["fedsnd/table1", *(f"fedsnd/figure{number}" for number in range(6, 11))]
-    feddrs = [*(f"feddrs/table{number}" for number in (1, 2, 3)), "feddrs/figure3", "feddrs/figure4"]
+    feddrs = [*(f"feddrs/table{number}" for number in (1, 2, 3, 4)), "feddrs/figure3", "feddrs/figure4"]
     ours = ["fedid/chunk", "fedsnd/digits", "feddrs/smoke"]
     assert set(TABLES) >= {*adafd, *fedid, *fedsnd, *feddrs, *ours}
     assert {"amazon", "tweets"} == set(recipe_files()) - set(TABLES)
@@ -71,7 +71,8 @@ def test_paper_scale_fills_the_whole_table_and_small_uses_models_without_a_hub(
     assert paper.selection.columns == tuple(paper.recipe.columns)
     ours = set(paper.recipe.groups) - set(paper.selection.groups)  # what the paper does not have
     assert not ours & set(paper.recipe.values)
-    assert ours <= set(small.selection.groups)
+    medium = recipe(name).scales.get("medium")
+    assert ours <= {*small.selection.groups, *((medium and medium.groups) or ())}
     assert all(run.experiment.workers == 1 for run in small.runs)
     for run in small.runs:
         specs = run.experiment.client_specs(clients(run.experiment, "small")).values()
@@ -98,8 +99,8 @@ def test_medium_scale_has_pretrained_models_five_seeds_and_no_bag_of_words(
         specs = run.experiment.client_specs(clients(run.experiment, "medium")).values()
         models = {str(spec.model) for spec in specs} | {str(run.experiment.server)}
         assert "bow" not in models
-        assert run.experiment.train.batch == 32
         if name.startswith(("adafd/", "fedid/")):
+            assert run.experiment.train.batch == 32
             assert str(run.experiment.server) == "minilm"
             assert models <= {"minilm", "minilm[:3]", "bert-tiny", "textcnn"}
 
@@ -116,14 +117,6 @@ def test_small_scale_has_five_seeds_and_a_thousand_rows_a_client_unless_it_count
         spec = run.experiment.partition
         share = 1.0 if spec.clients is None else (1 - spec.public) / spec.clients
         assert (spec.rows_per_domain or 0) * share >= 1000 or run.row == "downsampled"
-
-
-def test_rows_of_ours_stand_where_the_papers_own_method_does(tmp_path: Path) -> None:
-    text = TINY.replace("  FedAvg: LogitAvg\n", "  FedAvg: LogitAvg\n  Ours: DSFL\n")
-    text = text.replace("    AdaFD: [77.0, 72.5, 64.5/62.0]\n", "")
-    table = read_recipe(tiny_source(tmp_path, text))
-    assert table.rows_of("few") == ["Everything", "FedAvg", "Ours", "AdaFD"]
-    assert table.rows_of("many") == ["FedAvg"]
 
 
 def test_numbers_are_those_that_the_papers_print() -> None:
@@ -148,7 +141,7 @@ def test_numbers_are_those_that_the_papers_print() -> None:
     assert noise.printed("CIFAR10", "FedKD", "alpha=5") == "78.69"
     assert noise.printed("Dbpedia", "FedSND", "alpha=0.5") == "97.83"
     assert samples.printed("RoBERTa-Base", "FedDF", "alpha=0.05") == "67.11"
-    assert samples.printed("T5-Base", "FedDRS(PostOnly)", "alpha=0") == "71.36"
+    assert samples.printed("T5-Base", "FedDRS(PostOnly)", "alpha=0, written") == "71.36"
     assert samples.printed("four tasks", "FedAvg", "alpha=0") is None
     assert recipe("feddrs/table2").printed("RoBERTa-Base", "+adversary sample", "Accuracy") == "36.41"
     assert recipe("feddrs/table3").printed("CIFAR 100 (ResNet18)", "FedOpt", "RS") == "-0.05"
@@ -176,6 +169,9 @@ def test_paper_scale_is_the_papers_protocol(monkeypatch: pytest.MonkeyPatch) -> 
     assert shares[:5] == [0.1, 0.2, 0.4, 0.8, 1.0]
     figure = grid("fedid/figure3", "paper", monkeypatch).runs
     assert [run.experiment.algorithm.get("labelled") for run in figure[:4]] == [True, True, True, None]
+    for name in ("table1", "table2", "figure3", "figure4", "figure5", "figure6"):
+        adafd = [run.experiment.algorithm for run in grid(f"adafd/{name}", "paper", monkeypatch).runs]
+        assert {settings["reading"] for settings in adafd if settings["name"] == "AdaFD"} == {"paper"}
     betas = [run.experiment.algorithm["weighting"]["beta"] for run in grid("adafd/figure4", "paper", monkeypatch).runs]
     assert betas == [1, 5, 10, 15, 20] * 3
     assert {run.experiment.rounds for run in grid("adafd/figure5", "paper", monkeypatch).runs} == {20}
@@ -193,7 +189,61 @@ def test_paper_scale_is_the_papers_protocol(monkeypatch: pytest.MonkeyPatch) -> 
     assert (drs.train.optimiser, drs.train.rate, drs.server.name) == ("adafactor", 1e-3, "FacebookAI/roberta-base")
     assert (drs.corpus.cut, samples["t5-base-alpha-0-fedavg"].partition.clients) == (True, None)
     fedkd = samples["roberta-base-alpha-0-fedkd-2xroberta"]
-    assert (fedkd.algorithm, fedkd.wire.parameters) == ({"name": "MutualKD"}, "fp32")
+    assert (fedkd.algorithm["name"], fedkd.algorithm["balance"], fedkd.wire.parameters) == ("MutualKD", True, "fp32")
+    figure = {run.row: run.experiment for run in grid("feddrs/figure4", "paper", monkeypatch).runs}
+    plain, balanced = figure["CE, lambda=0.1, without balance"], figure["CE, lambda=0.1"]
+    assert (plain.train.rows, balanced.train.rows) == (None, 250)  # else both would train on the same rows
+    assert (plain.algorithm["weights"], plain.algorithm["balance"], "balance" in balanced.algorithm) == (
+        "size",
+        False,
+        False,
+    )
+    assert bases(grid("feddrs/table3", "paper", monkeypatch)) == {"FedAvg": "FedAvg", "FedOpt": "FedOpt"}
+
+
+def bases(planned: Grid) -> dict[str, str]:
+    """The base of every row of a FedDRS table."""
+    return {run.row: run.experiment.method.base.title for run in planned.runs}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if name.startswith(("feddrs/", "fedsnd/"))])
+def test_the_methods_without_public_data_have_scale_medium_with_five_seeds(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scales = recipe(name).scales
+    if name in ("feddrs/smoke", "feddrs/table4"):  # tasks at chance, and sizes
+        assert "medium" not in scales
+        return
+    planned = grid(name, "medium", monkeypatch)
+    if recipe(name).table == "partitions":
+        return
+    assert {run.experiment.seed for run in planned.runs} == {0, 1, 2, 3, 4}
+    assert {run.experiment.server.name for run in planned.runs} <= {"minilm", "lenet", "cnn"}
+    assert scales["small"].seeds >= 5
+    for run in planned.runs:
+        experiment = run.experiment
+        if name.startswith("feddrs/") and experiment.server.name == "minilm":
+            assert experiment.train.heads == ("union" if "one head" in run.row else "task")
+            assert experiment.algorithm.get("rate", 1e-5) == 1e-5
+        if name.startswith("fedsnd/"):
+            assert experiment.partition.reading == "hsu"
+            makes_noise = experiment.algorithm["name"] == "FedSND" and experiment.algorithm.get("target") is not None
+            assert experiment.algorithm.get("balanced", False) == makes_noise
+
+
+@pytest.mark.parametrize("scale", ["paper", "medium", "small"])
+@pytest.mark.parametrize("name", ["digits", "table1", "figure7", "figure8", "figure9"])
+def test_every_comparison_of_fedsnd_has_plain_averaging_at_twice_the_rate(
+    name: str, scale: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = grid(f"fedsnd/{name}", scale, monkeypatch).runs
+    plain, twice = (
+        [run.experiment.train.rate for run in runs if run.row in rows]
+        for rows in (("FedAvg", "exp1 (neither)"), ("FedAvg, twice the rate", "exp1, twice the rate"))
+    )
+    assert len(plain) == len(twice)
+    expected = [2 * (rate or 4e-3) for rate in plain]  # textcnn's own rate is 4e-3
+    assert twice == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

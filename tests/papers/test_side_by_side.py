@@ -67,6 +67,27 @@ def test_a_table_without_printed_numbers_shows_ours_only_and_says_so(tmp_path: P
     assert how_to_read(grid)[0].startswith("The paper prints no numbers for this (Nobody, Table 0): every cell is ours")
 
 
+def test_a_score_of_the_last_five_rounds_is_their_mean_before_post_processing(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "FedDRS")
+    lines = [("distilled", round, round / 10) for round in range(1, 8)] + [("processed", 7, 0.0)]
+    about = {"party": "server", "split": "tasks"}
+    other = {"round": 7, "party": "server", "split": "test", "stage": "distilled", "f1": 0.0}
+    measured = [{"round": round, "stage": stage, "f1": f1} | about for stage, round, f1 in lines] + [other]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in reversed(measured)))
+    run = load_runs([folder])[0]
+    assert score(run, "last5/tasks", "f1") == pytest.approx((0.3 + 0.4 + 0.5 + 0.6 + 0.7) / 5)
+    assert score(run, "last5/nowhere", "f1") is None
+
+
+def test_a_column_against_a_row_has_the_differences_from_it_seed_by_seed(tmp_path: Path) -> None:
+    text = SHOWN[: SHOWN.index("values:")].replace("{heading: all (240)}", "{against: FedAvg}")
+    grid, outcomes = finished_grid(tmp_path, text)
+    (_, rows), _ = side_by_side(grid, outcomes).groups
+    ours, theirs = (stored(tmp_path / f"few-{row}" / "seed-0", "test", "f1") for row in ("everything", "fedavg"))
+    assert rows[0][1] == f"{ours - theirs:+.1f} (2)"  # FedAvg has no second seed to compare with
+    assert rows[1][1] == "–"
+
+
 def test_a_split_that_was_not_measured_is_a_dash(tmp_path: Path) -> None:
     grid, outcomes = finished_grid(tmp_path, TINY)
     (_, rows), _ = side_by_side(grid, outcomes).groups

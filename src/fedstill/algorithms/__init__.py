@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fedstill.algorithms.base import Algorithm
+from fedstill.algorithms.fedavg import FedAvg
 from fedstill.algorithms.weightings import Weighting
 from fedstill.common.chat import Chat
-from fedstill.common.construct import construct
+from fedstill.common.construct import Known, construct
 from fedstill.common.plugins import classes_in
 
 T = TypeVar("T")
@@ -23,6 +24,13 @@ def known(base: type[T]) -> dict[str, type[T]]:
 
 def make(spec: str | Mapping[str, Any]) -> Algorithm:
     """The algorithm with this name and these options; raises one sentence if something is wrong with them."""
-    return construct(
-        Algorithm, spec, partial(known, Algorithm), {Weighting: partial(known, Weighting), Chat: lambda: {"Chat": Chat}}
-    )
+    parts: dict[type[Any], Known] = {
+        Weighting: partial(known, Weighting),
+        FedAvg: _averages,
+        Chat: lambda: {"Chat": Chat},
+    }
+    return construct(Algorithm, spec, partial(known, Algorithm), parts)
+
+
+def _averages() -> dict[str, type[FedAvg]]:
+    return {"FedAvg": FedAvg, **known(FedAvg)}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,29 +13,80 @@ from torch import Tensor
 from fedstill.algorithms.base import Algorithm, Positive
 from fedstill.algorithms.weightings import ENWC, Weighting
 from fedstill.common.errors import FedstillError
-from fedstill.learning.losses import Distillation, distillation, entropy
+from fedstill.learning.losses import Distillation, ce, distillation, entropy
+from fedstill.learning.phases import PhaseSettings
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Answer, Opinion
 from fedstill.wire.replies import Replies
 
+S = TypeVar("S", bound=PhaseSettings)
+
+Opinions = Literal["logits", "probabilities", "unit_spread"]
+LossOf = Literal["training", "validation"]
+LossScale = Literal["none", "label_entropy"]
+AnswerOf = Literal["server", "blend"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the options are unless the experiment sets them."""
+
+    opinions: Opinions = "logits"
+    calibrate: bool = False
+    loss: LossOf = "training"
+    loss_scale: LossScale = "none"
+    server_loss: Distillation = "mse"
+    answer: AnswerOf = "server"
+    sharpen: float | None = None
+    rehearsal: bool = False
+
+
+READINGS = {
+    "paper": Reading(),
+    "released": Reading(),
+    "comparable": Reading(
+        opinions="probabilities",
+        calibrate=True,
+        loss="validation",
+        loss_scale="label_entropy",
+        server_loss="kl",
+        answer="blend",
+        sharpen=0.1,
+        rehearsal=True,
+    ),
+}
+
+OPTIONS = tuple(option.name for option in fields(Reading))
+
 
 @dataclass(frozen=True)
 class AdaFD(Algorithm):
-    """Adaptive federated distillation (paper: adafd; the client's target is the server's prediction after distilling).
+    """Adaptive federated distillation (paper: adafd): teachers weighted by how well they fit.
 
-    Beyond the paper, off by default: `per_sample` and `per_class` (finer weights, its future work), and
-    `loss_scale: label_entropy`: without it, a client with rows of almost only one class looks like the best teacher.
+    `reading: comparable` puts the opinions and losses of different models on one scale before it compares them;
+    `paper` is Eqs. 1 to 10 as printed, in which the client's target is the server's prediction after distilling;
+    `released` is the authors' code, which has a new optimiser and schedule every epoch. A reading is a choice of the
+    options from `opinions` on; null is the reading's own. Off in all of them: `per_sample` and `per_class` (finer
+    weights, the paper's future work) and `prior` (a client's log label shares are taken off its opinions).
     """
 
+    reading: Literal["comparable", "paper", "released"] = "comparable"
     weighting: Weighting = ENWC(beta=5.0)
-    server_loss: Distillation = "mse"
+    opinions: Opinions | None = None
+    calibrate: bool | None = None
+    loss: LossOf | None = None
+    loss_scale: LossScale | None = None
+    server_loss: Distillation | None = None
+    answer: AnswerOf | None = None
+    sharpen: Positive | None = None
+    rehearsal: bool | None = None
     client_loss: Distillation = "kl"
     temperature: Positive = 1.0
     center_logits: bool = False
     per_sample: bool = False
     per_class: bool = False
-    loss_scale: Literal["none", "label_entropy"] = "none"
+    prior: bool = False
 
     needs: ClassVar[frozenset[str]] = frozenset({"public"})
     paper: ClassVar[str] = "AdaFD (Xiao and Liu 2025)"
@@ -44,39 +96,70 @@ class AdaFD(Algorithm):
         if self.per_class and not isinstance(self.weighting, ENWC):
             raise FedstillError("per_class weights are exponential in the loss: they need `weighting: ENWC`.")
 
+    @cached_property
+    def how(self) -> Reading:
+        """Every option, as set or as the reading has it."""
+        own = {option.name: value for option in fields(Reading) if (value := getattr(self, option.name)) is not None}
+        return replace(READINGS[self.reading], **own)
+
     def digest(self, me: Client, answer: Answer) -> None:
-        me.distill(answer.logits, distillation(self.client_loss, self.temperature))  # Eq. 5
+        also = me.training_rows() if self.how.rehearsal else None
+        loss = distillation(self.client_loss, self.temperature)
+        me.distill(answer.logits, loss, also=also, settings=self._settings(me.spec.distill))  # Eq. 5
 
     def opine(self, me: Client) -> Opinion:
-        losses = me.train()  # Eq. 1
+        losses = me.train(settings=self._settings(me.spec.train))  # Eq. 1
         best = losses.best()  # l_min: the smallest epoch mean of this round
+        own = me.predict(me.held_out()) if self.how.calibrate or self.how.loss == "validation" else None
+        scale = fitted_temperature(own, me.held_out().labels) if own is not None and self.how.calibrate else 1.0
+        loss = losses.mean[best]
+        if own is not None and self.how.loss == "validation":
+            loss = float(ce(own.double() / scale, me.held_out().labels).mean())
+        if self.how.loss_scale == "label_entropy":
+            loss = loss / label_entropy(me.label_counts())
         return Opinion(
-            logits=me.predict(),  # Eq. 2
-            loss=losses.mean[best],
+            logits=self._said(me, me.predict(), scale),  # Eq. 2
+            loss=loss,
             class_losses=_seen(losses.by_class[best]) if self.per_class else None,
             f1=me.validation_f1() if self.weighting.wants_f1 else None,
-            labelled_logits=me.predict(me.data.labelled) if self.weighting.wants_labelled else None,
+            labelled_logits=self._said(me, me.predict(me.data.labelled), scale)
+            if self.weighting.wants_labelled
+            else None,
         )
+
+    def _said(self, me: Client, logits: Tensor, scale: float) -> Tensor:
+        """The client's logits on the scale that it speaks in."""
+        if self.prior:
+            shares = (me.label_counts() + 1) / (me.label_counts() + 1).sum()
+            logits = logits - shares.log().to(logits)
+        return logits / scale
 
     def server(self, me: Server, ups: Replies[Opinion]) -> Answer:
         weights = self.weights(me, ups)
-        me.distill(
-            self.teachers(ups).blend("logits", weights),  # Eq. 8
-            distillation(self.server_loss, self.temperature, self.center_logits),  # Eqs. 9, 10
-        )
-        return Answer(me.predict())
+        blend = self.teachers(ups).blend("logits", weights)  # Eq. 8
+        if self.how.sharpen is not None:
+            blend = blend / self.how.sharpen
+        elif self.how.opinions == "probabilities":
+            blend = blend.clamp(min=1e-12).log()
+        loss = distillation(self.how.server_loss, self.temperature, self.center_logits)  # Eqs. 9, 10
+        me.distill(blend, loss, settings=self._settings(me.spec.distill))
+        return Answer(me.predict() if self.how.answer == "server" else blend)
 
     def teachers(self, ups: Replies[Opinion]) -> Replies[Opinion]:
-        """The opinions to blend: centred if each class has its own weights."""
-        return ups.change("logits", lambda z: z - z.mean(-1, keepdim=True)) if self.per_class else ups
+        """The opinions to blend, on one scale; centred if each class has its own weights."""
+        if self.how.opinions == "probabilities":
+            return ups.change("logits", lambda z: z.softmax(-1))
+        if self.how.opinions == "unit_spread":
+            return ups.change("logits", unit_spread)
+        return ups.change("logits", centred) if self.per_class else ups
+
+    def _settings(self, settings: S) -> S | None:
+        return settings.model_copy(update={"restart": "epoch"}) if self.reading == "released" else None
 
     def weights(self, me: Server, ups: Replies[Opinion]) -> Tensor:
         """w_k as [K], or finer as [K, N or 1, C or 1]; they sum to one over the clients."""
-        losses = ups.column("loss")
-        if self.loss_scale == "label_entropy":
-            losses = losses / _label_entropy(ups)
-        weights = self.weighting(me, ups, losses)  # Eq. 6 or 7
-        me.observe("weights", dict(zip(ups, weights.tolist(), strict=True)))
+        weights = self.weighting(me, ups, ups.column("loss"))  # Eq. 6 or 7
+        me.observe_weights(dict(zip(ups, weights.tolist(), strict=True)))
         if not (self.per_class or self.per_sample):
             return weights
         fine = weights[:, None, None]
@@ -93,14 +176,19 @@ class AdaFD(Algorithm):
     def title(self) -> str:
         """The paper's name of the variant."""
         finer = "".join(f" {name}" for name in ("per_sample", "per_class") if getattr(self, name))
-        scaled = " label_entropy" if self.loss_scale != "none" else ""
-        return f"AdaFD w/ {self.weighting.title}{finer}{scaled}"
+        changed = [f" {name}={value}" for name in OPTIONS if (value := getattr(self, name)) is not None]
+        reading = {"comparable": "AdaFD", "paper": "AdaFD (paper)", "released": "AdaFD as released"}[self.reading]
+        return f"{reading} w/ {self.weighting.title}{finer}{''.join(changed)}{' prior' if self.prior else ''}"
+
+    @property
+    def blends_raw_logits(self) -> bool:
+        """As the paper has it; not by default."""
+        return self.how.opinions == "logits" and not self.how.calibrate
 
     def requires(self) -> frozenset[str]:
         """The public set, and what the chosen options need."""
         labelled = {"labelled"} if self.weighting.wants_labelled else set()
-        counts = {"label_counts"} if self.loss_scale == "label_entropy" else set()
-        return self.needs | self.weighting.needs | labelled | counts
+        return self.needs | self.weighting.needs | labelled
 
 
 UNSEEN = -1.0
@@ -119,8 +207,24 @@ def _by_class(beta: float, class_losses: Tensor, otherwise: Tensor) -> Tensor:
     return torch.where(seen.any(0), weights, otherwise[:, :, 0])[:, None, :]
 
 
-def _label_entropy(ups: Replies[Opinion]) -> Tensor:
-    """The entropy H_k of each client's own labels, but at least a tenth of the largest possible entropy."""
-    counts = ups.label_counts
-    shares = counts / counts.sum(-1, keepdim=True)
-    return entropy(shares).clamp(min=0.1 * math.log(counts.shape[-1]))
+def unit_spread(logits: Tensor) -> Tensor:
+    """Logits with zero mean over the classes and a standard deviation of one over all samples."""
+    return centred(logits) / centred(logits).std().clamp(min=1e-6)
+
+
+def centred(logits: Tensor) -> Tensor:
+    """Logits with zero mean over the classes."""
+    return logits - logits.mean(-1, keepdim=True)
+
+
+def label_entropy(counts: Tensor) -> float:
+    """The entropy of the labels with these counts, but at least a tenth of the largest possible entropy."""
+    own = entropy(counts.double() / counts.sum())
+    return float(own.clamp(min=0.1 * math.log(len(counts))))
+
+
+def fitted_temperature(logits: Tensor, labels: Tensor) -> float:
+    """The temperature, from 0.1 to 20, that gives these labels the smallest cross-entropy."""
+    choices = torch.logspace(-1, math.log10(20), 70, dtype=torch.float64)
+    losses = torch.stack([ce(logits.double() / choice, labels).mean() for choice in choices])
+    return float(choices[losses.argmin()])

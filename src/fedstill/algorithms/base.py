@@ -90,7 +90,7 @@ class Algorithm:
     def hello(self, me: Client, nothing: None) -> Hello:
         """What a client tells about itself before the first round."""
         counts = me.label_counts() if me.tells_label_counts else None
-        return Hello(me.size, counts, me.kind.architecture, me.public_fingerprint)
+        return Hello(me.size, counts, me.kind.architecture, me.public_fingerprint, me.unlike_public())
 
     def turn(self, me: Client, answer: Message | None) -> Message:
         """One client's part of a round: digest the answer of the round before, then work and reply."""
@@ -114,6 +114,11 @@ class Algorithm:
     def title(self) -> str:
         """The name of this configuration in tables."""
         return type(self).__name__
+
+    @property
+    def blends_raw_logits(self) -> bool:
+        """Whether the models with the largest logits count most, so that different models cannot be compared."""
+        return False
 
     def requires(self) -> frozenset[str]:
         """`needs`, and what the chosen options need: many methods have an option `labelled`."""

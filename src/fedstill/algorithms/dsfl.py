@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedstill.algorithms.base import Algorithm, Positive, Role
-from fedstill.learning.losses import Distillation, distillation
+from fedstill.learning.losses import Distillation, Loss, distillation
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Answer, Opinion
@@ -17,11 +17,14 @@ from fedstill.wire.replies import Replies, uniform
 class DSFL(Algorithm):
     """Entropy reduction aggregation: q = s(mean p^k / T) on probabilities, T = 0.1; all minimise KL(q||p).
 
-    Messages hold the inputs of a softmax: opinions are probabilities p^k, the answer is mean p^k / T. On logits,
-    sharpening followed by argmax would change nothing. `weights: size` weights clients by n_k, as AdaFD describes it.
-    `labelled: true`: the server also learns from the rows whose labels it keeps (FedID, Fig. 3).
+    Messages hold the inputs of a softmax: opinions are probabilities p^k, the answer is mean p^k / T. `weights: size`
+    weights clients by n_k, as AdaFD describes it. `labelled: true`: the server also learns from the rows whose labels
+    it keeps (FedID, Fig. 3). `reading: released` does as the code of FedID and AdaFD: opinions are logits, and all
+    minimise CE(f, argmax of their mean), whatever the losses say; sharpening changes no argmax. Their weights
+    differ: `size` in FedID's, `uniform` in AdaFD's.
     """
 
+    reading: Literal["paper", "released"] = "paper"
     temperature: Positive = 0.1
     weights: Literal["uniform", "size"] = "uniform"
     server_loss: Distillation = "kl"
@@ -34,14 +37,24 @@ class DSFL(Algorithm):
     cost: ClassVar[str] = "NC(K+1)"
 
     def digest(self, me: Client, answer: Answer) -> None:
-        me.distill(answer.logits, distillation(self.client_loss))
+        me.distill(answer.logits, self._loss(self.client_loss))
 
     def opine(self, me: Client) -> Opinion:
         me.train()
-        return Opinion(me.predict().softmax(-1))
+        return Opinion(me.predict() if self.reading == "released" else me.predict().softmax(-1))
 
     def server(self, me: Server, ups: Replies[Opinion]) -> Answer:
         weights = ups.shares if self.weights == "size" else uniform(len(ups))
         sharpened = ups.blend("logits", weights) / self.temperature
-        me.distill(sharpened, distillation(self.server_loss), also=me.labelled_rows() if self.labelled else None)
+        me.distill(sharpened, self._loss(self.server_loss), also=me.labelled_rows() if self.labelled else None)
         return Answer(sharpened)
+
+    def _loss(self, chosen: Distillation) -> Loss:
+        return distillation("hard" if self.reading == "released" else chosen)
+
+    @property
+    def title(self) -> str:
+        """Says `as released` where it is."""
+        if self.reading == "paper":
+            return super().title
+        return "DS-FL (released) w/ labelled rows" if self.labelled else "DS-FL as released"

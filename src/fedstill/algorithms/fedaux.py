@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,50 +14,60 @@ from pydantic import Field
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
+from fedstill.algorithms.averaging import Limit, Weights
 from fedstill.algorithms.base import Federation, Positive
 from fedstill.algorithms.fedavg import FedAvg
 from fedstill.common.errors import FedstillError
+from fedstill.common.randomness import generator
+from fedstill.data.corpus import Ints
 from fedstill.learning.features import features
 from fedstill.learning.losses import kl
 from fedstill.models.text_to_text import TextToText
 from fedstill.parties.client import Client
+from fedstill.parties.party import Party
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Done, Message, Parameters, array
-from fedstill.wire.replies import Replies, uniform
+from fedstill.wire.replies import Replies
 
 
 @dataclass(frozen=True)
 class Certainty(Message):
-    """How much each public sample looks like a client's own rows."""
+    """How much each public sample looks like a client's own rows; 0 for those that are negatives."""
 
     scores: Tensor = array("public")
 
 
 @dataclass(frozen=True)
 class FedAUX(FedAvg):
-    """theta = mean_k theta^k, then KL(s(sum_k s_k z^k / sum_k s_k) || f) with all received models on the public rows.
+    """theta = mean_k theta^k, then KL(s(sum_k s_k z^k / sum_k s_k) || f) with all received models on public rows.
 
     s_k(x), sent once, is the probability that x is the client's and not auxiliary (at least `floor`), by a logistic
-    regression (L2, `regularisation`) on theta_0's features of both. Features have norms of at most 1: they are divided
-    by the largest norm of the public ones, and longer private ones are cut to it. (The paper's largest norm of both is
-    itself private.) The auxiliary data is the public set, and theta_0 is what the server's model starts as; the paper
-    pre-trains it on the auxiliary data. `rate` is the paper's, for pretrained models: one that starts at random needs a
-    larger one. Optimiser, batch and schedule are those of `distill`.
+    regression on theta_0's features of the client's rows and of the share `negatives` of the public ones, the same for
+    everybody; the other public rows are scored and distilled (`negatives: null`: all public rows are both). Its L2,
+    lambda/2 |w|^2 (`regularisation`), is added to the *sum* of the losses, as released, or to their mean, as printed
+    (`penalty: mean`, and always with `epsilon`, whose proof needs it). Features have norms of at most 1: they are
+    divided by the largest norm of the public ones, and longer private ones are cut to it. (The paper's largest norm of
+    both is itself private.) The auxiliary data is the public set, and theta_0 is what the server's model starts as; the
+    paper pre-trains it on the auxiliary data. `rate` is the paper's, for pretrained models: one that starts at random
+    needs a larger one. Optimiser, batch and schedule are those of `distill`.
 
     With `epsilon`, the regression's weights are sent through the Gaussian mechanism: the scores, and only they,
     are (epsilon, delta)-differentially private for replacing one row. The proof holds for epsilon up to 1. The noise is
     drawn from the experiment's seed, like all random numbers: a person who knows the seed can remove it.
     """
 
+    weights: Weights = "uniform"
     rate: Positive = 5e-5
     epochs: Annotated[int, Field(ge=0)] = 1
+    negatives: Annotated[float, Field(gt=0, lt=1)] | None = 0.2
     regularisation: Positive = 0.01
+    penalty: Literal["sum", "mean"] = "sum"
     floor: Annotated[float, Field(gt=0, lt=1)] = 1e-8
     epsilon: Annotated[float, Field(gt=0, le=1)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
 
     needs: ClassVar[frozenset[str]] = frozenset({"public", "parameters"})
-    messages: ClassVar[tuple[type[Message], ...]] = (Parameters, Certainty, Done)
+    messages: ClassVar[tuple[type[Message], ...]] = (Parameters, Certainty, Limit, Done)
     paper: ClassVar[str] = "FedAUX (Sattler 2021)"
     cost: ClassVar[str] = "P(K+1)+N_a K once"
 
@@ -82,11 +92,28 @@ class FedAUX(FedAvg):
         own, public = in_unit_ball(
             features(module, me.data.train, precision), features(module, me.data.public, precision)
         )
-        sides = torch.cat([torch.ones(len(own)), -torch.ones(len(public))]).double()
-        weights = separator(torch.cat([own, public]), sides, self.regularisation)
+        negative, scored = self.divided(me)
+        sides = torch.cat([torch.ones(len(own)), -torch.ones(len(negative))]).double()
+        weights = separator(torch.cat([own, public[negative]]), sides, self.pull(len(sides)))
         noise = me.generator("privacy").normal(scale=self.deviation(len(sides)), size=len(weights))
         weights = weights + torch.from_numpy(noise)
-        return Certainty((public @ weights).sigmoid().clamp(min=self.floor).float())
+        scores = torch.zeros(len(public))
+        scores[scored] = (public[scored] @ weights).sigmoid().clamp(min=self.floor).float()
+        return Certainty(scores)
+
+    def divided(self, me: Party) -> tuple[Ints, Ints]:
+        """The public rows that are negatives, and those that are scored; the same at every party."""
+        rows = np.arange(len(me.data.public))
+        if self.negatives is None or len(rows) < 2:
+            return rows, rows
+        shuffled = generator(me.around.seed, 0, "everybody", "negatives").permutation(rows)
+        many = min(max(1, round(self.negatives * len(rows))), len(rows) - 1)
+        return np.sort(shuffled[:many]), np.sort(shuffled[many:])
+
+    def pull(self, rows: int) -> float:
+        """The regularisation of the mean loss of so many rows."""
+        is_mean = self.penalty == "mean" or self.epsilon is not None
+        return self.regularisation if is_mean else self.regularisation / rows
 
     def deviation(self, rows: int) -> float:
         """The noise on each weight; replacing one of the rows moves the weights at most by the sensitivity."""
@@ -97,12 +124,14 @@ class FedAUX(FedAvg):
 
     def server(self, me: Server, ups: Replies[Parameters]) -> Parameters:
         certainty = me.memory.mappings["certainty"]
-        scores = torch.stack([certainty[name] for name in ups]).double()
-        logits = torch.stack([me.model_from(said.parameters).predict() for said in ups.values()])
+        _, scored = self.divided(me)
+        rows = me.data.public.pick(scored)
+        scores = torch.stack([certainty[name][scored] for name in ups]).double()
+        logits = torch.stack([me.model_from(said.parameters).predict(rows) for said in ups.values()])
         ensemble = ((scores / scores.sum(0))[:, :, None] * logits).sum(0).to(logits.dtype)
-        me.set_parameters(ups.average("parameters", uniform(len(ups))))
+        me.set_parameters(ups.average("parameters", self.shares(ups)))
         settings = me.spec.distill.model_copy(update={"rate": self.rate, "epochs": self.epochs})
-        me.distill(ensemble, kl, settings=settings)
+        me.distill(ensemble, kl, rows=scored, settings=settings)
         return Parameters(me.parameters())
 
 

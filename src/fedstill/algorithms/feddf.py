@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -28,8 +28,11 @@ class FedDF(Algorithm):
     `rate` is 1e-3, as in the paper, for models trained from scratch, and their family's default for pretrained ones,
     which 1e-3 would destroy. Where the server keeps labelled rows, the epoch with the smallest loss on them is
     kept (the plain average counts as one), and `patience` epochs without a smaller loss end the phase.
+    `reading: released` does as FedID's code: teachers weigh n_k/n, the server's phase has the experiment's schedule
+    and rate for every model, and nothing is chosen on labelled rows.
     """
 
+    reading: Literal["paper", "released"] = "paper"
     rate: Positive | None = None
     patience: Annotated[int, Field(ge=1)] = 2
 
@@ -56,7 +59,7 @@ class FedDF(Algorithm):
     def server(self, me: Server, ups: Replies[Parameters]) -> Mapping[str, Message]:
         active = {name: ups.clients[name] for name in ups}
         logits = [me.model_from(ups[name].parameters, hello.architecture).predict() for name, hello in active.items()]
-        ensemble = torch.stack(logits).mean(0)
+        ensemble = self._ensemble(torch.stack(logits), ups.shares)
         groups: dict[str, list[str]] = {me.model.architecture: []} | _groups(active)
         for architecture, names in groups.items():
             own = ups.only(names)
@@ -68,7 +71,22 @@ class FedDF(Algorithm):
                 me.memory.mappings[_slot(architecture)] = student.parameters()
         return self._answers(me, ups.clients)
 
+    @property
+    def blends_raw_logits(self) -> bool:
+        """The mean of the clients' logits is what is distilled."""
+        return True
+
+    def _ensemble(self, logits: Tensor, shares: Tensor) -> Tensor:
+        """The teacher [N, C] of all received models' logits [K, N, C]."""
+        if self.reading == "paper":
+            return logits.mean(0)
+        return (shares[:, None, None] * logits.double()).sum(0).to(logits.dtype)
+
     def _refine(self, student: Party, ensemble: Tensor) -> None:
+        if self.reading == "released":
+            given = {} if self.rate is None else {"rate": self.rate}
+            student.distill(ensemble, kl, settings=student.spec.distill.model_copy(update=given))
+            return
         scratch_rate = 1e-3 if student.spec.model.is_small else None
         changes = {"schedule": "cosine", "rate": self.rate or student.spec.distill.rate or scratch_rate}
         settings = student.spec.distill.model_copy(update=changes)
@@ -76,6 +94,11 @@ class FedDF(Algorithm):
         student.distill(ensemble, kl, settings=settings, until=best)
         if best is not None:
             student.set_parameters(best.parameters)
+
+    @property
+    def title(self) -> str:
+        """Says `as released` where it is."""
+        return super().title if self.reading == "paper" else f"{super().title} as released"
 
     def _answers(self, me: Server, clients: Mapping[str, Hello]) -> dict[str, Message]:
         """For every client, active or not, the model of its architecture."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from statistics import median
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedstill.algorithms.averaging import Averaging, Weights
 from fedstill.algorithms.base import Algorithm, Answers, Federation, NotNegative, Positive
+from fedstill.algorithms.fedavg import FedAvg
+from fedstill.common.errors import FedstillError
 from fedstill.common.files import file_name
 from fedstill.common.randomness import key
 from fedstill.learning.phases import OptimiserName
@@ -22,7 +24,7 @@ from fedstill.models.text_to_text import TextToText
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Done, Message, Parameters, parameters
-from fedstill.wire.replies import Replies, average, label_counts, uniform
+from fedstill.wire.replies import Replies
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Work(Message):
 
 
 @dataclass(frozen=True)
-class FedDRS(Algorithm):
+class FedDRS(Averaging, Algorithm):
     """Uniform averages, each refined by KL(p_k(theta) || p_S(theta)) on sampled embeddings (Algorithm 1, Eqs. 5 to 8).
 
     Three `sets`: words drawn at random; embeddings that client k's model classifies as labels drawn from its label
@@ -44,7 +46,15 @@ class FedDRS(Algorithm):
     round 1. `balance`: active clients draw as many rows as the smallest has, and at most `train.rows`. Our readings:
     one step per (client, set) batch (`steps: sum`: one per pass, as in Algorithm 1), AdamW for the student, whose loss
     is clamped in the adversary's. Images are sampled in pixel space (Table 3).
+
+    `base`: another server step in place of the average (Table 3: FedOpt); its last model is what is post-processed.
+    `within_task`: with one head for several tasks, samples are made and answered among the labels of their label's task
+    only, as predictions are made; a head per task (`train.heads: task`) always does so.
     """
+
+    weights: Weights = "uniform"
+    balance: bool = True
+    base: FedAvg = FedAvg()
 
     variant: Literal["mixed", "ad_only", "post_only"] = "mixed"
     sets: Annotated[list[Kind] | None, Field(min_length=1)] = None
@@ -61,8 +71,7 @@ class FedDRS(Algorithm):
     steps: Literal["batch", "sum"] = "batch"
     rate: Positive = 1e-5
     optimiser: OptimiserName = "adamw"
-    balance: bool = True
-    min_samples: Annotated[int, Field(ge=1)] = 1
+    within_task: bool = False
 
     needs: ClassVar[frozenset[str]] = frozenset({"parameters", "label_counts"})
     messages: ClassVar[tuple[type[Message], ...]] = (Work, Parameters, Done)
@@ -71,22 +80,19 @@ class FedDRS(Algorithm):
 
     @property
     def title(self) -> str:
-        return f"FedDRS ({self.variant.replace('_', ' ')})"
+        after = "" if type(self.base) is FedAvg else f" after {self.base.title}"
+        return f"FedDRS ({self.variant.replace('_', ' ')}){after}"
 
     def admit(self, me: Server) -> None:
+        if "public" in self.base.requires():
+            raise FedstillError(f"FedDRS has no public samples, and {self.base.title} needs them: choose another base.")
         space_of(me.model, self.length)
 
     def start(self, fed: Federation) -> Work:
         return Work(fed.server.parameters())
 
     def round(self, fed: Federation, answer: Answers) -> Answers:
-        smallest = min(fed.clients[name].size for name in fed.active)
-        wanted = max(self.min_samples, smallest) if self.balance else max(h.size for h in fed.clients.values())
-        if 2 * wanted < median(fed.clients[name].size for name in fed.active):
-            fed.server.notes.append(
-                f"balance: every active client trains on {wanted} rows at most, as many as the smallest has, which is "
-                "less than half of what most have; raise `min_samples`, or set `balance: false`."
-            )
+        wanted = self.rows_for_all(fed) if self.balance else max(h.size for h in fed.clients.values())
         return self.server(fed.server, fed.call("work", Work(fed.server.parameters(), wanted)))
 
     def work(self, me: Client, work: Work) -> Parameters:
@@ -104,40 +110,45 @@ class FedDRS(Algorithm):
         if self.post:
             me.memory.mappings |= {_slot(name): dict(up.parameters) for name, up in ups.items()}
         passes = self.passes if self.passes is not None else int(self.variant != "post_only")
-        self._refine(me, {name: up.parameters for name, up in ups.items()}, ups.label_counts, passes, self.strength)
+        self._aggregate(me, ups)
+        self._refine(me, ups, passes, self.strength)
         return Work(me.parameters())
 
     def finish(self, fed: Federation, answer: Answers) -> None:
         me, known = fed.server, fed.server.memory.mappings
         if self.post:  # lines 8 and 11: the last known models of all, not the last round's student
-            models = {name: known[_slot(name)] for name in sorted(fed.clients) if _slot(name) in known}
-            gamma = label_counts({name: fed.clients[name] for name in models})
-            self._refine(me, models, gamma, self.post, self.strength if self.lambda_post is None else self.lambda_post)
+            last = {name: Parameters(known[_slot(name)]) for name in fed.clients if _slot(name) in known}
+            models = Replies(last, fed.clients)
+            if type(self.base) is FedAvg:  # a step of another base also depends on the rounds before
+                self._aggregate(me, models)
+            self._refine(me, models, self.post, self.strength if self.lambda_post is None else self.lambda_post)
             me.evaluate("processed", round=fed.rounds)
             answer = Work(me.parameters())
         super().finish(fed, answer)
 
-    def _refine(
-        self, me: Server, models: Mapping[str, Mapping[str, Tensor]], gamma: Tensor, passes: int, strength: float
-    ) -> None:
-        """FedDRS({omega}, I), lines 10 to 18."""
+    def _aggregate(self, me: Server, models: Replies[Parameters]) -> None:
+        """Line 11: the average, or the base's step."""
         with me.timed("averaging"):
-            me.set_parameters(average(models, uniform(len(models))))  # line 11
+            base = replace(self.base, weights=self.weights, balance=self.balance, min_samples=self.min_samples)
+            base.server(me, models)
+
+    def _refine(self, me: Server, models: Replies[Parameters], passes: int, strength: float) -> None:
+        """FedDRS({omega}, I), lines 12 to 18."""
         sample, seed = self._sampler(me, strength), key(me.around.seed, me.round, me.name, "refining")
         with held_embeddings(me.model.module):
             student = Refinement(me.model.module, sample.read, self.optimiser, self.rate, seed)
             for _ in range(passes):
                 batches: list[Pseudo] = []
                 with me.timed("sampling"):  # lines 12 to 15
-                    for parameters, counts in zip(models.values(), gamma, strict=True):
-                        batches += sample(me.model_from(parameters).model.module, counts)
+                    for said, counts in zip(models.values(), models.label_counts, strict=True):
+                        batches += sample(me.model_from(said.parameters).model.module, counts)
                 with me.timed("distillation"):
                     student.learn(batches, step_a_batch=self.steps == "batch")  # line 16, Eq. 8
 
     def _sampler(self, me: Server, strength: float) -> Sampler:
         """Every set starts from the averaged table (line 13)."""
         random = torch.Generator().manual_seed(key(me.around.seed, me.round, me.name, "pseudo-samples"))
-        tasks = me.model.label_tasks if me.spec.train.heads == "task" else None
+        tasks = me.model.label_tasks if self.within_task or me.spec.train.heads == "task" else None
         read = Reader(space_of(me.model, self.length).name, None if tasks is None else tasks.to(me.around.device))
         kinds = self.sets or (["adversary"] if self.variant == "ad_only" else KINDS)
         how = Sampling(self.sampling_steps, self.sampling_rate, strength, adversary=self.adversary)

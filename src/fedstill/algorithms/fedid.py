@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from numpy.random import Generator
 from pydantic import Field
@@ -16,9 +17,12 @@ from torch import Tensor
 from fedstill.algorithms.base import Algorithm, Answers, Federation, NotNegative, Positive
 from fedstill.algorithms.feedbacks import FEEDBACKS, LABELS, NOTHING, Ensemble, Feedback, Heard, Lesson, Step
 from fedstill.common.errors import FedstillError
+from fedstill.data.corpus import Ints
 from fedstill.learning.health import add_gradient_norms, norm_ratio, refuse_divergence
 from fedstill.learning.losses import Distillation, distillation
+from fedstill.learning.phases import Phase
 from fedstill.parties.client import Client
+from fedstill.parties.party import Party
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Done, Message, Scores
 from fedstill.wire.replies import Replies
@@ -28,18 +32,23 @@ from fedstill.wire.replies import Replies
 class FedID(Algorithm):
     """Interactive distillation (paper: fedid, Algorithm 1): a conversation over the public set, a batch at a time.
 
-    As released: the server minimises sum_k (n_k/n) CE(f, argmax z^k) (`ensemble: hard`), and tells how much each step
-    helped (`feedback`, feedbacks.py). Eq. 11's soft y is sum_k (n_k/n) p^k (`probabilities`) or s(sum_k (n_k/n) z^k)
+    The server minimises sum_k (n_k/n) CE(f, argmax z^k) (`ensemble: hard`), and tells how much each step helped
+    (`feedback`, feedbacks.py). Eq. 11's soft y is sum_k (n_k/n) p^k (`probabilities`) or s(sum_k (n_k/n) z^k)
     (`logits`). `feedback: none` and `transfer: false` are Table 4's ablations. `chunk` is the number of batches in one
-    exchange, `client_rate` a factor on the clients' rates: weak clients can collapse to one class at the full rate.
+    exchange. Weak clients can collapse to one class; ours against it: `rehearsal` adds so many times the cross-entropy
+    of a private batch to every step of a client's conversation, `client_rate` is a factor on its rate.
+    `reading: released` does as the authors' code: a new optimiser at the full rate for every step, opinions and
+    feedback in train mode, public batches that stay the same, and labelled ones that take turns.
     """
 
+    reading: Literal["paper", "released"] = "paper"
     feedback: Literal["loss_diff", "per_client", "exact", "none"] = "loss_diff"
     transfer: bool = True
     strength: NotNegative = 1.0
     ensemble: Ensemble = "hard"
     client_loss: Distillation = "hard"
     client_rate: Positive = 1.0
+    rehearsal: NotNegative = 0.0
     chunk: Annotated[int, Field(ge=1)] = 1
 
     needs: ClassVar[frozenset[str]] = frozenset({"public", "labelled"})
@@ -50,6 +59,16 @@ class FedID(Algorithm):
     def __post_init__(self) -> None:
         if type(self.teaching) is Feedback and not self.transfer:
             raise FedstillError("without feedback and without transfer clients learn nothing: leave one of them on.")
+        chosen = (self.ensemble, self.client_loss, self.chunk, self.feedback)
+        if self.is_released and chosen not in [("hard", "hard", 1, known) for known in ("loss_diff", "none")]:
+            raise FedstillError(
+                "reading: released has `ensemble: hard`, `client_loss: hard`, `chunk: 1`, and `feedback: loss_diff` or "
+                "`none`: leave these options out."
+            )
+
+    @property
+    def is_released(self) -> bool:
+        return self.reading == "released"
 
     @cached_property
     def teaching(self) -> Feedback:
@@ -61,29 +80,49 @@ class FedID(Algorithm):
             me.notes.append(f"the public set ({public} rows) is smaller than a batch ({settings.batch}).")
         steps = settings.epochs * math.ceil(public / settings.batch)
         random = me.generator("conversation")
+        judges = self.judges(random, len(me.labelled_rows()), settings.batch)
         ups: Replies[Any] = fed.call("practise")
         lesson = Lesson(settings.batch, steps, int(ups.sizes.sum()), NOTHING)
         for rows in self._exchanges(random, public, settings.epochs, settings.batch):
             # Learning from one batch and predicting the next are one call: half as many as the paper's two per batch.
             # A client that does not answer is left out until the next round.
             ups = fed.call("converse", replace(lesson, rows=rows.int()), clients=list(ups))
-            lesson = self.teach(me, lesson, rows, ups, random)
+            lesson = self.teach(me, lesson, rows, ups, judges)
         fed.call("converse", lesson, clients=list(ups))
 
     def _exchanges(self, random: Generator, public: int, epochs: int, batch: int) -> Iterator[Tensor]:
-        """Public rows, a chunk of batches at a time, in a new random order every epoch."""
+        """Public rows, a chunk of batches at a time, in a new order every epoch; as released, always the same."""
+        many = math.ceil(public / batch)
         for _ in range(epochs):
-            yield from torch.split(torch.from_numpy(random.permutation(public)), self.chunk * batch)
+            if self.is_released:
+                yield from (torch.arange(number, public, many) for number in range(many))
+            else:
+                yield from torch.split(torch.from_numpy(random.permutation(public)), self.chunk * batch)
 
-    def teach(self, me: Server, last: Lesson, rows: Tensor, ups: Replies[Scores], random: Generator) -> Lesson:
+    def judges(self, random: Generator, labelled: int, batch: int) -> Iterator[Ints]:
+        """The labelled rows for each step: drawn for each; as released, all in turn, in a new order every pass."""
+        while True:
+            if self.is_released:
+                yield from np.split(random.permutation(labelled), range(batch, labelled, batch))
+            else:
+                yield random.choice(labelled, min(batch, labelled), replace=False)
+
+    def _phase(self, me: Party, steps: int, rate: float = 1.0) -> Phase:
+        """The conversation's phase, opened when first asked for, at so many times the party's rate."""
+        changes: dict[str, object] = {"restart": "batch"} if self.is_released else {}
+        if rate != 1:
+            changes["rate"] = rate * (me.spec.distill.rate or me.model.rate)
+        return me.phase("converse", steps, me.spec.distill.model_copy(update=changes))
+
+    def teach(self, me: Server, last: Lesson, rows: Tensor, ups: Replies[Scores], judges: Iterator[Ints]) -> Lesson:
         """Take a step on the ensemble of every batch of the exchange; the lesson tells how much each helped."""
         own = ups.change("logits", LABELS[self.ensemble])
         y = own.blend("logits", ups.shares)  # Eq. 10
         y = y.softmax(-1) if self.ensemble == "logits" else y
-        labelled, phase, worth = me.labelled_rows(), me.phase("converse", last.steps), []
+        labelled, phase, worth = me.labelled_rows(), self._phase(me, last.steps), []
         for batch in torch.split(torch.arange(len(rows)), last.batch):
-            chosen = random.choice(len(labelled), min(last.batch, len(labelled)), replace=False)
-            step = Step(phase, rows[batch], y[batch], own.rows("logits", batch), labelled.pick(chosen))
+            judge = labelled.pick(next(judges))
+            step = Step(phase, rows[batch], y[batch], own.rows("logits", batch), judge, self.is_released)
             worth.append(self.teaching.measure(step))  # Eqs. 11 and 12
         me.tell("converse", me.spec.distill.epochs, phase.taken, phase.steps, math.nan)
         refuse_divergence(me.name, torch.cat([value.flatten() for value in worth]))
@@ -105,7 +144,10 @@ class FedID(Algorithm):
                 me.observe("gradient norms", ratio)
             me.evaluate("distilled")
             return Done()
-        logits = me.predict(me.data.public.pick(lesson.rows.numpy()))  # Eq. 9
+        asked = me.data.public.pick(lesson.rows.numpy())
+        logits = (
+            self._phase(me, lesson.steps, self.client_rate).spoken(asked) if self.is_released else me.predict(asked)
+        )  # Eq. 9
         refuse_divergence(me.name, logits)
         me.memory.arrays |= {"asked": lesson.rows.long(), "said": logits}
         return Scores(logits)
@@ -113,13 +155,17 @@ class FedID(Algorithm):
     def learn(self, me: Client, lesson: Lesson) -> None:
         """Eq. 15, one step per batch."""
         asked, said = me.memory.arrays["asked"], me.memory.arrays["said"]
-        rate = self.client_rate * (me.spec.distill.rate or me.model.rate)
-        phase = me.phase("converse", lesson.steps, me.spec.distill.model_copy(update={"rate": rate}))
+        phase = self._phase(me, lesson.steps, self.client_rate)
         for number, rows in enumerate(torch.split(torch.arange(len(asked)), lesson.batch)):
             heard = Heard(me.name, me.size / lesson.total, lesson, number, rows, said[rows])
             phase.step(asked[rows], partial(self.client_step, me, heard))
 
     def client_step(self, me: Client, heard: Heard, logits: Tensor) -> Tensor:
+        """What a client minimises at a step: Eq. 15, and the loss of a private batch if it rehearses."""
+        spoken = self._spoken(me, heard, logits)
+        return spoken + self.rehearsal * self._rehearsed(me, heard.lesson) if self.rehearsal else spoken
+
+    def _spoken(self, me: Client, heard: Heard, logits: Tensor) -> Tensor:
         """Towards the ensemble (Eq. 13), and away from or towards its own labels as the feedback says (Eq. 14)."""
         transfer = distillation(self.client_loss)(logits, heard.ensemble.to(logits)).mean()
         if self.feedback == "none":
@@ -128,3 +174,21 @@ class FedID(Algorithm):
         phase = me.phase("converse", heard.lesson.steps)
         add_gradient_norms(me.memory.numbers, phase, transfer=transfer, feedback=feedback)
         return transfer + feedback if self.transfer else feedback
+
+    def _rehearsed(self, me: Client, lesson: Lesson) -> Tensor:
+        """The cross-entropy of the next batch of the client's own rows, in a new random order every pass over them."""
+        phase, own, size = me.phase("converse", lesson.steps), me.training_rows(), me.spec.train.batch
+        passed, number = divmod(phase.taken, math.ceil(len(own) / size))
+        order = me.generator(f"rehearsal {passed}").permutation(len(own))
+        batch = own.pick(order[number * size : (number + 1) * size])
+        logits = phase.logits(batch, torch.arange(len(batch)))
+        return me.label_loss()(logits, batch.labels.to(logits.device)).mean()
+
+    @property
+    def title(self) -> str:
+        """Says whether clients rehearse, and which reading it is."""
+        share = "" if self.rehearsal == 1 else f" {self.rehearsal:g}"
+        rehearsing = f" w/ rehearsal{share}" if self.rehearsal else ""
+        is_theirs = self.rehearsal == 0 and self.client_rate == self.strength == 1
+        reading = (" as released" if is_theirs else " (released)") if self.is_released else ""
+        return f"FedID{reading}{rehearsing}"

@@ -20,12 +20,13 @@ from fedstill.wire.replies import Replies
 class FedKD(Algorithm):
     """Clients train T times E epochs (`local: last_round` for E) and send their logits once; nothing comes back.
 
-    Readings of the server's step: `released` (default): MSE to sum_k (n_k/n) z^k; `text`: KL to the same, as AdaFD's
-    text says; `original`: classes weighted by n_k^c / sum_j n_j^c, logits quantised to 1/100 of the largest with
-    Laplace noise (the paper gives no scale; ours is `noise` quantisation steps), L1.
+    Readings: `paper` (default): the server minimises MSE to sum_k (n_k/n) z^k; `released`: the same, but clients train
+    E epochs once, whatever `local` says, as in FedID's and AdaFD's code; `text`: KL to the same, as AdaFD's text says;
+    `original`: classes weighted by n_k^c / sum_j n_j^c, logits quantised to 1/100 of the largest with Laplace noise
+    (the paper gives no scale; ours is `noise` quantisation steps), L1.
     """
 
-    reading: Literal["released", "text", "original"] = "released"
+    reading: Literal["paper", "released", "text", "original"] = "paper"
     local: Literal["every_round", "last_round"] = "every_round"
     noise: NotNegative = 1.0
     labelled: bool = False
@@ -39,7 +40,7 @@ class FedKD(Algorithm):
     def round(self, fed: Federation, answer: Answers) -> None:
         if fed.round == fed.rounds:
             self.server(fed.server, fed.call("turn", clients=list(fed.clients)))
-        elif self.local == "every_round":
+        elif self.local == "every_round" and self.reading != "released":
             fed.call("practise")
 
     def practise(self, me: Client, nothing: None) -> Done:
@@ -61,9 +62,8 @@ class FedKD(Algorithm):
             weights = torch.where(counts.sum(0) > 0, shares, ups.shares[:, None])[:, None, :]
         else:
             weights = ups.shares
-        loss = {"released": distillation("mse"), "text": distillation("kl"), "original": distillation("l1")}
-        also = me.labelled_rows() if self.labelled else None
-        me.distill(ups.blend("logits", weights), loss[self.reading], also=also)
+        loss = {"text": distillation("kl"), "original": distillation("l1")}.get(self.reading, distillation("mse"))
+        me.distill(ups.blend("logits", weights), loss, also=me.labelled_rows() if self.labelled else None)
 
     def _disguise(self, me: Client, logits: Tensor) -> Tensor:
         step = logits.abs().max().clamp(min=1e-12) / 100
@@ -71,9 +71,16 @@ class FedKD(Algorithm):
         return (logits / step).round() * step + self.noise * step * torch.from_numpy(noise).to(logits.dtype)
 
     @property
+    def blends_raw_logits(self) -> bool:
+        """The weighted mean of the clients' logits is what is distilled."""
+        return True
+
+    @property
     def title(self) -> str:
         """The reading is named if it is not the default."""
-        return "FedKD" if self.reading == "released" else f"FedKD ({self.reading})"
+        if self.reading == "released" and not self.labelled:
+            return "FedKD as released"
+        return "FedKD" if self.reading == "paper" else f"FedKD ({self.reading})"
 
     def requires(self) -> frozenset[str]:
         """The original reading needs label counts, for its weights of classes."""

@@ -82,3 +82,8 @@ class FedMD(Algorithm):
     def digest(self, me: Client, answer: Consensus) -> None:
         if answer.logits is not None and answer.last is not None:  # there is none in the first round
             me.distill(answer.logits, distillation(self.client_loss), rows=answer.last.numpy())
+
+    @property
+    def blends_raw_logits(self) -> bool:
+        """The mean of the clients' logits is what is distilled."""
+        return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -12,7 +12,7 @@ from fedstill.algorithms.base import Positive
 from fedstill.algorithms.fedavg import FedAvg
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Parameters
-from fedstill.wire.replies import Replies, uniform
+from fedstill.wire.replies import Replies
 
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
@@ -30,13 +30,12 @@ class FedOpt(FedAvg):
     beta1: Momentum = 0.9
     beta2: Momentum = 0.99
     tau: Positive = 1e-3
-    weights: Literal["size", "uniform"] = "size"
 
     paper: ClassVar[str] = "FedOpt (Reddi 2021), FedAdam, as in FedDRS"
 
     def server(self, me: Server, ups: Replies[Parameters]) -> Parameters:
         theta = me.parameters()
-        mean = ups.average("parameters", ups.shares if self.weights == "size" else uniform(len(ups)))
+        mean = ups.average("parameters", self.shares(ups))
         # All that are not buffers: a parameter that two layers share has two names here, and both must change.
         buffers = {name for name, _ in me.model.module.named_buffers(remove_duplicate=False)}
         first, second = (me.memory.mappings.get(moment, {}) for moment in ("m", "v"))

@@ -59,10 +59,16 @@ class Step:
     opinions: Replies[Scores]
     """Each client's part of y, which is their weighted mean."""
     labelled: Labelled
+    train_mode: bool = False
+    """Whether the loss on the labelled rows is measured with dropout."""
 
     def take(self) -> None:
         """Eq. 11; for votes it is sum_k (n_k/n) CE(f, argmax z^k)."""
         self.phase.step(self.rows, lambda logits: probability_ce(logits, self.y.to(logits)).mean())
+
+    def loss(self) -> Tensor:
+        """L_val of the server as it is now."""
+        return self.phase.loss(self.labelled, self.train_mode)
 
     def slope(self) -> Tensor:
         """Take the step; returns dL_val/dy [B, C] through Eq. 12 as printed: a plain SGD step with the current rate."""
@@ -124,9 +130,9 @@ class LossDifference(Feedback):
     """h = L_val before the step - after it, one number for all; labels that helped are reinforced."""
 
     def measure(self, step: Step) -> Tensor:
-        before = step.phase.loss(step.labelled)
+        before = step.loss()
         step.take()
-        return before - step.phase.loss(step.labelled)
+        return before - step.loss()
 
     def told(self, worth: list[Tensor], clients: Iterable[str]) -> dict[str, Any]:
         return {"feedback": torch.stack(worth)}

@@ -39,3 +39,8 @@ class LogitAvg(Algorithm):
     def server(self, me: Server, ups: Replies[Opinion]) -> Answer:
         me.distill(ups.mean("logits"), distillation(self.server_loss, self.temperature))  # Eqs. 3, 4
         return Answer(me.predict())
+
+    @property
+    def blends_raw_logits(self) -> bool:
+        """The mean of the clients' logits is what is distilled."""
+        return True

@@ -50,6 +50,11 @@ class MHAT(Algorithm):
             me.distill(ups.blend("logits", weights), distillation(self.server_loss), also=also)
         return Answer(me.predict())
 
+    @property
+    def blends_raw_logits(self) -> bool:
+        """The weighted mean of the clients' logits is what is distilled."""
+        return self.server_loss != "hard"
+
 
 def one_hot(logits: Tensor) -> Tensor:
     """1 for the most likely class, 0 for the others."""

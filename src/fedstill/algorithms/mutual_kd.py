@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor
 
+from fedstill.algorithms.averaging import Averaging, Limit, Weights
 from fedstill.algorithms.base import Algorithm, Answers, Federation, Role
 from fedstill.common.errors import FedstillError
 from fedstill.learning.mutual import Learner, learn_mutually, shows_layers
@@ -18,7 +19,6 @@ from fedstill.parties.party import Party
 from fedstill.wire.codecs import Codecs
 from fedstill.wire.codecs.low_rank import LowRank
 from fedstill.wire.messages import Done, Hello, Message, parameters
-from fedstill.wire.replies import uniform
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Student(Message):
 
 
 @dataclass(frozen=True)
-class MutualKD(Algorithm):
+class MutualKD(Averaging, Algorithm):
     """FedKD of Wu 2022: L_t = CE_t + [KL(p_s || p_t) + hidden + attention]/(CE_t + CE_s), and L_s likewise.
 
     The teacher (`teacher: MODEL`, else of the client's own architecture) stays with its client. Our readings: the other
@@ -40,11 +40,11 @@ class MutualKD(Algorithm):
     so all hold the same student; a client that missed a round gets the whole student instead of the update.
     """
 
+    weights: Weights = "uniform"
     teacher: str | None = None
-    weights: Literal["uniform", "size"] = "uniform"
 
     needs: ClassVar[frozenset[str]] = frozenset({"parameters"})
-    messages: ClassVar[tuple[type[Message], ...]] = (Student, Done)
+    messages: ClassVar[tuple[type[Message], ...]] = (Student, Limit, Done)
     codecs: ClassVar[Codecs] = Codecs(parameters=LowRank())
     paper: ClassVar[str] = "FedKD (Wu 2022)"
     role: ClassVar[Role] = "baseline"
@@ -72,7 +72,7 @@ class MutualKD(Algorithm):
         if not _show_layers(me, teacher) and not me.memory.numbers.setdefault("noted", 0.0):
             me.memory.numbers["noted"] = 1.0
             me.notes.append("teacher or student shows no hidden states: they learn from each other's logits only.")
-        data, settings = me.training_rows(), me.spec.train
+        data, settings = self.rows(me), me.spec.train
         weights = class_weights(data.labels, len(me.model.labels)) if settings.class_weights == "balanced" else None
         theirs, own = (Learner(p.new_phase("train", data, settings), p.label_loss()) for p in (teacher, me))
 
@@ -91,9 +91,9 @@ class MutualKD(Algorithm):
         return teacher
 
     def round(self, fed: Federation, answer: Answers) -> Answers:
+        self.even_out(fed)
         ups = fed.call("turn", answer)
-        weights = ups.shares if self.weights == "size" else uniform(len(ups))
-        update = Student(update=ups.average("update", weights))
+        update = Student(update=ups.average("update", self.shares(ups)))
         me = fed.server
         me.set_parameters(changed(me.parameters(), fed.as_received(update).update or {}))
         if len(ups) == len(fed.clients):

@@ -16,6 +16,7 @@ from fedstill.config.experiment import Experiment
 from fedstill.data.corpus import Corpus
 from fedstill.data.partition import label_counts
 from fedstill.parties.party import Party
+from fedstill.plan.caution import cautions
 from fedstill.plan.needs import same_architecture
 from fedstill.plan.plan import Plan
 from fedstill.plan.prepare import prepare
@@ -38,10 +39,10 @@ def report(experiment: Experiment, console: Console, picture: Path | None = None
         for column in ("party", "model", "numbers", "rate", "train", "val", "test"):
             table.add_column(column, justify="left" if column in ("party", "model") else "right")
         parts = plan.partition
-        architectures = {}
+        hellos = {}
         for name in plan.clients:
             client = plan.make_client(name, tell_nobody)
-            architectures[name] = client.model.architecture
+            hellos[name] = algorithm.hello(client, None)
             sizes = (len(part[name]) for part in (parts.train, parts.validation, parts.test))
             table.add_row(*map(Text, (*_model(client), *(f"{size:,}" for size in sizes))))
         if algorithm.has_server_model:
@@ -49,7 +50,7 @@ def report(experiment: Experiment, console: Console, picture: Path | None = None
             table.add_row(*map(Text, _model(server)))
             algorithm.admit(server)
             if "parameters" in algorithm.requires():
-                same_architecture(algorithm, server, architectures)
+                same_architecture(algorithm, server, {name: hello.architecture for name, hello in hellos.items()})
     console.print(table)
     _picture(plan, corpus, console, picture)
     for name, rows in plan.partition.train.items():
@@ -57,6 +58,8 @@ def report(experiment: Experiment, console: Console, picture: Path | None = None
         if missing and corpus.label_tasks is None:  # with several tasks, a client has only the labels of its own
             said = f"{name} has no {' and no '.join(missing)} among its {len(rows)} training rows."
             console.print(said, style="yellow", markup=False, soft_wrap=True)
+    for caution in cautions(algorithm, hellos):
+        console.print(f"caution: {caution}", style="yellow", markup=False, soft_wrap=True)
     for task in plan.tasks:
         rows = np.concatenate([*plan.partition.test.values(), *plan.test_domains.values()])
         if not np.isin(corpus.domain_names.index(task), corpus.domains[rows] if corpus.domains is not None else ()):

@@ -128,6 +128,9 @@ class Experiment(Settings):
     """Share of the active clients that must answer; if fewer do, the run ends."""
     client_tests: Literal["pooled", "own"] = "pooled"
     """In a simulation: clients are measured on the test rows of all clients, or only on their own."""
+    measure: Literal["test", "validation"] = "test"
+    """The rows that scores are about. `validation`, to choose settings by: half of each client's validation rows take
+    the place of its test rows, which nothing reads."""
     seed: int = Field(0, ge=0)
     engine: str = "local"
     """A run started by torchrun always uses its ranks; `torchrun` is an error without them. `flare` is a real

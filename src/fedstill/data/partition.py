@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
 import numpy as np
@@ -92,6 +92,23 @@ class Partition:
     def clients(self) -> tuple[str, ...]:
         """The clients' names, sorted."""
         return tuple(sorted(self.train))
+
+    def measured_on_validation(self) -> Self:
+        """The same partition without its test rows: every other validation row of each client takes their place."""
+        if bare := [name for name, rows in self.validation.items() if len(rows) < 2]:
+            raise FedstillError(
+                f"measure: validation needs two validation rows for each client, and {bare[0]} has fewer: raise "
+                "partition.validation."
+            )
+        tests = (*self.test.values(), *self.global_test.values())
+        return replace(
+            self,
+            validation={name: rows[::2] for name, rows in self.validation.items()},
+            test={name: rows[1::2] for name, rows in self.validation.items()},
+            global_test={},
+            unused=np.sort(np.concatenate([self.unused, *tests])),
+            counts=self.counts | {"test rows, set aside": sum(map(len, tests))},
+        )
 
     def check(self, rows: int) -> None:
         """Raise an error unless every row from 0 to rows - 1 is assigned, or unused, exactly once."""

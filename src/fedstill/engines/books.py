@@ -10,6 +10,9 @@ from fedstill.common.events import Measured, Noted, Tell
 from fedstill.engines.journal import Journal
 from fedstill.wire.ledger import Ledger
 
+CAUTION = "caution: "
+"""How a note about the whole experiment begins."""
+
 
 class Books:
     """Writes to the record's journal and reports events. Any thread may write a note."""
@@ -46,7 +49,7 @@ class Books:
         note = self.clean(note)
         with self.lock:
             self.journal.write("log", [{"round": self.round, "party": party, "note": note}])
-            self.tell(Noted(f"{party}: {note}"))
+            self.tell(Noted(note if note.startswith((party, CAUTION)) else f"{party}: {note}"))
 
     def write_ledger(self) -> None:
         """Write the round's bytes."""

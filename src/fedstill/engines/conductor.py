@@ -13,11 +13,12 @@ from fedstill.common.events import RoundDone, Saving
 from fedstill.common.files import FileReference, file_name
 from fedstill.common.randomness import generator
 from fedstill.engines import checkpoint
-from fedstill.engines.books import Books
+from fedstill.engines.books import CAUTION, Books
 from fedstill.engines.checkpoint import Manifest, folder_of
 from fedstill.engines.engine import Engine
 from fedstill.engines.host import export, read_state, write_state
 from fedstill.engines.seconds import Seconds, Slip
+from fedstill.plan.caution import Caution, cautions
 from fedstill.plan.needs import same_architecture
 from fedstill.plan.plan import Plan
 from fedstill.wire.crossing import Crossing, asked_of
@@ -41,6 +42,7 @@ class Conductor:
         self.seconds_before = 0.0
         self.started = time.monotonic()
         self.clock = Seconds()
+        self.cautions: list[Caution] = []
 
     def conduct(self, after: Manifest | None = None) -> None:
         """All rounds from the beginning, or those after a checkpoint."""
@@ -65,6 +67,9 @@ class Conductor:
             self.engine.open()
             self._admit(self.call("hello", clients=list(self.plan.clients)).messages)
             self.algorithm.admit(self.server)
+            self.cautions = cautions(self.algorithm, self.clients)
+            for caution in self.cautions if after is None else ():
+                self.books.note(SERVER, f"{CAUTION}{caution}")
             answer = self._restore(after) if after is not None else self.algorithm.start(self)
         self._close_round()
         self._write_seconds()

@@ -113,7 +113,8 @@ def conduct(plan: Plan, folder: Path, tell: Tell, after: Manifest | None, make: 
             with stopping_on_sigterm():
                 conductor.conduct(after)
             journal.offsets()
-            write_summary(Record(folder), plan, dict(books.ledger.totals), conductor.seconds)
+            known = [caution.cause for caution in conductor.cautions]
+            write_summary(Record(folder), plan, dict(books.ledger.totals), conductor.seconds, known)
         finally:
             engine.close()
     finally:

@@ -26,6 +26,8 @@ class Metric:
     """What the numbers of a table are."""
     classes: int | None = None
     """Measured only where there are so many."""
+    is_of_classes: bool = True
+    """Whether it follows from predicted classes; what a model writes does not, so it has no resamples."""
 
 
 def weighted_f1(confusion: Confusion) -> Floats:
@@ -71,6 +73,7 @@ METRICS = {
     "accuracy": Metric(accuracy, "accuracy", "Accuracy in points"),
     "matthews": Metric(matthews, "Matthews", "Matthews correlation times 100"),
     "positive_f1": Metric(positive_f1, "F1", "F1 of the positive class in points", classes=2),
+    "generated_accuracy": Metric(accuracy, "accuracy", "Share of labels written, in points", is_of_classes=False),
 }
 """Everything about a metric; whoever measures, prints or compares reads it here."""
 
@@ -80,7 +83,7 @@ def scores(labels: Integers, predictions: Integers, classes: int) -> dict[str, f
     _check(labels, predictions, classes)
     counts = np.bincount(labels * classes + predictions, minlength=classes * classes)
     confusion = counts.reshape(classes, classes)
-    fitting = {name: metric for name, metric in METRICS.items() if metric.classes in (None, classes)}
+    fitting = {name: own for name, own in METRICS.items() if own.is_of_classes and own.classes in (None, classes)}
     return {name: float(metric.measure(confusion)) for name, metric in fitting.items()}
 
 

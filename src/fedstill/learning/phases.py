@@ -1,7 +1,8 @@
 """A phase: one optimiser and one schedule over some epochs of one data set.
 
 One loop (`Phase.run`) serves training and distilling. Re-creating the optimiser every epoch would change the method
-(a fresh AdamW's first step is sign descent), so the optimiser lives exactly as long as the phase.
+(a fresh AdamW's first step is sign descent), so the optimiser lives exactly as long as the phase, unless `restart`
+says otherwise: some papers' released code does re-create it.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class PhaseSettings(Settings):
     momentum: float = Field(0.0, ge=0, lt=1)
     clip: float | None = Field(None, gt=0)
     """Largest norm of the whole gradient."""
+    restart: Literal["never", "epoch", "batch"] = "never"
+    """When the optimiser forgets everything and the schedule, still that of the whole phase, begins again."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,10 @@ class Phase:
         steps: int | None = None,
     ) -> None:
         self.model, self.data, self.settings, self.rate, self.precision = model, data, settings, rate, precision
-        self.steps = steps if steps is not None else settings.epochs * math.ceil(len(data) / settings.batch)
+        epoch = math.ceil(len(data) / settings.batch)
+        self.steps = steps if steps is not None else settings.epochs * epoch
+        self.lasts = {"never": math.inf, "epoch": max(1, epoch), "batch": 1}[settings.restart]
+        """The steps from one restart to the next."""
         self.taken = 0
         self.device = next(model.parameters()).device
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -141,7 +147,7 @@ class Phase:
     @property
     def current_rate(self) -> float:
         """The rate of the next step."""
-        return self.rate * share_of_rate(self.settings, self.taken, self.steps)
+        return self.rate * share_of_rate(self.settings, int(self.taken % self.lasts), self.steps)
 
     def step(self, rows: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
         """One optimiser step on those rows of the data; `loss` maps their logits to a scalar. Returns the loss."""
@@ -151,17 +157,23 @@ class Phase:
     def _step(
         self, data: Examples, rows: Tensor, loss: Callable[[Tensor], Tensor], passes: Passes | None = None
     ) -> Tensor:
+        value = loss(self.logits(data, rows, passes))
+        self.descend(value)
+        return value.detach()
+
+    def logits(self, data: Examples, rows: Tensor, passes: Passes | None = None) -> Tensor:
+        """The logits of those rows of any data in train mode; inside a step's loss, it learns from them too."""
         self.model.train()
         with autocast(self.device, self.precision):
             batch = data.batch(rows, self.device, training=True)
             logits = forward(self.model, batch) if passes is None else passes.logits(self.model, batch)
-        value = loss(full(logits))
-        self.descend(value)
-        return value.detach()
+        return full(logits)
 
     def descend(self, value: Tensor) -> None:
         """One optimiser step on a loss of the model's outputs, at the schedule's rate."""
         card.heed_stop()
+        if self.taken % self.lasts == 0:
+            self.optimiser.state.clear()  # optimisers fill it at their first step: empty, they are as new
         for group in self.optimiser.param_groups:
             group["lr"] = self.current_rate
         value.backward()  # type: ignore[no-untyped-call]
@@ -171,9 +183,15 @@ class Phase:
         self.optimiser.zero_grad(set_to_none=True)
         self.taken += 1
 
-    def loss(self, data: Labelled) -> Tensor:
-        """The mean cross-entropy on labelled rows, in eval mode."""
-        return ce(predict(self.model, data, self.precision), data.labels).mean()
+    def spoken(self, data: Examples) -> Tensor:
+        """The logits of the data in one batch in train mode, dropout and all, without learning; on the CPU."""
+        with self.stream(), torch.no_grad():
+            return self.logits(data, torch.arange(len(data))).cpu()
+
+    def loss(self, data: Labelled, train_mode: bool = False) -> Tensor:
+        """The mean cross-entropy on labelled rows, in eval mode unless told otherwise."""
+        logits = self.spoken(data) if train_mode else predict(self.model, data, self.precision)
+        return ce(logits, data.labels).mean()
 
     def _refuse_divergence(self, mean: float, epoch: int) -> None:
         if not math.isfinite(mean):
@@ -193,7 +211,7 @@ class Phase:
         """Run all epochs on (data, targets), shuffled every epoch; stop after an epoch for which `until()` is true."""
         if len(targets) != len(self.data):
             raise FedstillError(f"{len(targets)} targets for {len(self.data)} samples: they must be as many.")
-        if until is None and passes is None and (quick := card.learn(self, targets, loss, class_weights)) is not None:
+        if until is None and passes is None and (quick := self._on_card(targets, loss, class_weights)) is not None:
             self.taken = self.steps
             for number, mean in enumerate(quick[0], 1):
                 self._refuse_divergence(mean, number)
@@ -227,6 +245,25 @@ class Phase:
                     if is_over:
                         break
         return EpochLosses(means, by_class)
+
+    def _on_card(self, targets: Tensor, loss: Loss, class_weights: Tensor | None) -> card.Losses | None:
+        """The losses of the whole phase run by a GPU's fast path; None where that cannot run it."""
+        if self.settings.restart != "epoch":
+            return card.learn(self, targets, loss, class_weights)
+        means: list[float] = []
+        by_class: list[list[float]] = []
+        for epoch in range(self.settings.epochs):
+            if (quick := card.learn(self._one_epoch(epoch), targets, loss, class_weights)) is None:
+                return None
+            means += quick[0]
+            by_class += quick[1]
+        return (means, by_class) if means else None
+
+    def _one_epoch(self, number: int) -> Phase:
+        """An epoch after which the optimiser restarts, as a phase: its rates begin as those of the whole phase do."""
+        settings = self.settings.model_copy(update={"epochs": 1, "restart": "never"})
+        seed = self.order.initial_seed() + number
+        return Phase(self.model, self.data, settings, self.rate, seed, self.precision, self.steps)
 
     @contextmanager
     def _own_words(

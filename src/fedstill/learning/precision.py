@@ -14,15 +14,17 @@ Precision = Literal["fp32", "bf16"]
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name; `auto` is the first GPU, or the CPU where there is none."""
+    """The device of that name, ready for use; `auto` is the first GPU, or the CPU where there is none."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise FedstillError(f"device: {name!r} is not a device; use auto, cpu, cuda or cuda:N.") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise FedstillError("device: this machine has no usable CUDA GPU; use `device: cpu` or `device: auto`.")
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it takes 16 ms to plan every shape that it has not seen yet
     return device
 
 

@@ -15,7 +15,7 @@ from fedstill.learning.metrics import METRICS, Integers
 from fedstill.papers.grid import Grid
 from fedstill.papers.kept import KeptRun
 from fedstill.papers.recipe import Recipe
-from fedstill.papers.side_by_side import Outcomes, finished, score
+from fedstill.papers.side_by_side import MISSING, Outcomes, finished, score
 from fedstill.results.compare import Difference
 from fedstill.results.runs import POOLED, Run, Unpaired, complete, predictions
 from fedstill.results.significance import (
@@ -44,7 +44,7 @@ def orderings(grid: Grid, outcomes: Outcomes) -> list[str]:
     recipe = grid.recipe
     sentences, firsts = [], []
     for group in grid.selection.groups:
-        for column in grid.selection.columns:
+        for column in (name for name in grid.selection.columns if recipe.columns[name].against is None):
             rows = [row for row in recipe.rows_of(group) if _role(recipe, row) != "upper bound"]
             methods = {row: runs for row in rows if (runs := finished(grid.of(group, row, column), outcomes))}
             means = _means(methods, *recipe.columns[column].shows[0])
@@ -73,6 +73,8 @@ def difference(ours: Sequence[Run], theirs: Sequence[Run], split: str, metric: s
     found = PairedDifference(
         fmean(first) - fmean(second), seeds, paired_over_seeds(first, second), interval=interval_over_seeds(apart)
     )
+    if not METRICS[metric].is_of_classes:
+        return found
     try:
         tests = [(_split(run, split), _split(twin, split)) for run, twin in pairs]
     except Unpaired:
@@ -117,7 +119,7 @@ def _means(methods: Methods, split: str, metric: str) -> dict[str, float]:
 def _printed(recipe: Recipe, group: str, column: str, rows: Sequence[str]) -> dict[str, float]:
     """The paper's numbers; the first one where a cell has two."""
     printed = {row: recipe.printed(group, row, column) for row in rows}
-    return {row: float(value.split("/")[0]) for row, value in printed.items() if value is not None}
+    return {row: float(value.split("/")[0]) for row, value in printed.items() if value and value != MISSING}
 
 
 def _best(means: Mapping[str, float]) -> list[str]:

@@ -45,6 +45,9 @@ class RecipeColumn(Variation):
 
     heading: str | None = None
     shows: list[tuple[str, str]] = Field(default=[("test", "f1")], min_length=1)
+    """A split `last5/SPLIT` is the mean over the last five rounds, before any post-processing."""
+    against: str | None = None
+    """A row: cells are differences from it, seed by seed."""
 
 
 class Scale(Settings):
@@ -88,12 +91,8 @@ class Recipe(Settings):
         return self.table in ("scores", "curves", "communication")
 
     def rows_of(self, group: str) -> list[str]:
-        """The rows of a group: all, or those that the paper prints and, where its own method is, rows of ours."""
-        if not (printed := self.values.get(group)):
-            return list(self.rows)
-        theirs = {row for rows in self.values.values() for row in rows}
-        ours = set(self.rows) - theirs if self.method in printed else set()
-        return [row for row in self.rows if row in printed or row in ours]
+        """The rows of a group; all rows if the paper gives no numbers for it."""
+        return list(self.values.get(group) or self.rows)
 
     def printed(self, group: str, row: str, column: str) -> str | None:
         """The paper's number for a cell."""
@@ -152,6 +151,11 @@ def _problems(recipe: Recipe) -> Iterator[tuple[Sequence[str | int], str]]:
             if len(values) != len(recipe.columns):
                 yield ["values", group, row], f"{len(values)} values for {len(recipe.columns)} columns."
     for column, shown in recipe.columns.items():
+        if shown.against is not None and shown.against not in recipe.rows:
+            yield (
+                ["columns", column, "against"],
+                f"there is no row {shown.against!r}; {nearest(shown.against, recipe.rows)}",
+            )
         for number, (_, metric) in enumerate(shown.shows):
             if metric not in METRICS:
                 yield ["columns", column, "shows", number], f"there is no metric {metric!r}; {nearest(metric, METRICS)}"

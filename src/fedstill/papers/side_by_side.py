@@ -17,12 +17,16 @@ from fedstill.data.partition import Partition
 from fedstill.papers.grid import Grid, GridRun
 from fedstill.papers.kept import KeptRun
 from fedstill.papers.recipe import Recipe
+from fedstill.results.record import Record
 from fedstill.results.runs import POOLED, Run, complete
 from fedstill.results.significance import FEWEST_SEEDS, interval_over_seeds
+from fedstill.wire.messages import SERVER
 
 MISSING = "–"
 CLIENTS = "clients"
 """The split of the clients' own test rows, each client's for itself."""
+LAST = "last5/"
+"""In front of a split: the mean over the last five rounds."""
 
 Outcomes = Mapping[Path, Run | str]
 """Folder -> the finished run, or the reason why there is none."""
@@ -64,10 +68,24 @@ def score(run: Run, split: str, metric: str) -> float | None:
     if split == CLIENTS:
         known = complete(scores.get(f"{POOLED}/{name}", {}).get(metric) for name, scores in run.clients.items())
         return fmean(known) if known else None
+    if split.startswith(LAST):
+        return _last_rounds(run, split.removeprefix(LAST), metric)
     if run.server is not None:
         return run.server.get(split, {}).get(metric)
     known = complete(scores[split].get(metric) for scores in run.clients.values() if split in scores)
     return fmean(known) if known else None
+
+
+def _last_rounds(run: Run, split: str, metric: str) -> float | None:
+    """The mean over the last five rounds of the server's score, before any post-processing."""
+    if isinstance(run, KeptRun):
+        by_round = run.by_round.get(split, {}).get(metric, {})
+    else:
+        about = {"party": SERVER, "split": split, "stage": "distilled"}
+        lines = [line for line in Record(run.folder).metrics if about.items() <= line.items()]
+        by_round = {int(line["round"]): line[metric] for line in lines}
+    last = [by_round[number] for number in sorted(by_round)[-5:]]
+    return fmean(last) if last else None
 
 
 def finished(runs: Sequence[GridRun], outcomes: Outcomes) -> list[Run]:
@@ -86,22 +104,36 @@ def _ours(grid: Grid, outcomes: Outcomes, group: str, row: str, column: str) -> 
     runs = finished(planned, outcomes)
     if not runs:
         return "failed" if planned else MISSING
-    shown = [_spread(complete(score(run, *what) for run in runs)) for what in grid.recipe.columns[column].shows]
+    spec = grid.recipe.columns[column]
+    if spec.against is None:
+        shown = [_spread(complete(score(run, *what) for run in runs)) for what in spec.shows]
+    elif spec.against == row:
+        shown = [MISSING]
+    else:
+        others = {run.seed: run for run in finished(grid.of(group, spec.against, column), outcomes)}
+        pairs = [(run, others[run.seed]) for run in runs if run.seed in others]
+        shown = [_spread(_gains(pairs, *what), sign="+") for what in spec.shows]
     if set(shown) == {MISSING}:  # this is not measured for this method
         return MISSING
     lost = len(planned) - len(runs)
     return f"{'/'.join(shown)} ({len(runs)}{f'; {lost} failed' if lost else ''})"
 
 
-def _spread(values: Sequence[float]) -> str:
+def _gains(pairs: Sequence[tuple[Run, Run]], split: str, metric: str) -> list[float]:
+    """The differences of the scores of every pair; none if one is missing."""
+    ours, theirs = (complete(score(pair[side], split, metric) for pair in pairs) for side in (0, 1))
+    return [own - other for own, other in zip(ours, theirs, strict=False)]
+
+
+def _spread(values: Sequence[float], sign: str = "") -> str:
     """Mean, sample standard deviation and, from three seeds on, the 95% interval of the mean, in points."""
     if not values:
         return MISSING
     within = interval_over_seeds(values)
     return (
-        f"{100 * fmean(values):.1f}"
+        f"{100 * fmean(values):{sign}.1f}"
         + (f" ± {100 * stdev(values):.1f}" if len(values) > 1 else "")
-        + (f" [{100 * within[0]:.1f}, {100 * within[1]:.1f}]" if within else "")
+        + (f" [{100 * within[0]:{sign}.1f}, {100 * within[1]:{sign}.1f}]" if within else "")
     )
 
 

@@ -16,6 +16,10 @@ from fedstill.data.examples import NO_ROWS, Labelled
 from fedstill.learning.losses import within_task
 from fedstill.learning.metrics import scores
 
+ONE_CLASS_FROM, MANY_CLASSES_TO, FEWEST_ROWS = 0.95, 0.8, 20
+"""A model has fallen into one class if it predicts that share of at least so many rows as one class, where no class has
+more than the second share of them."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -38,6 +42,13 @@ class Evaluation:
         if self.label_tasks is not None:
             logits = within_task(logits, self.label_tasks[torch.from_numpy(self.labels)], self.label_tasks)
         return logits.argmax(-1).numpy()
+
+    def only_class(self, logits: Tensor) -> int | None:
+        """The class that nearly all rows are predicted as, where the rows themselves are not nearly all of it."""
+        predicted, true = (np.bincount(rows, minlength=logits.shape[1]) for rows in (self.decide(logits), self.labels))
+        most = int(predicted.argmax())
+        fallen = predicted[most] >= ONE_CLASS_FROM * predicted.sum() and true.max() <= MANY_CLASSES_TO * true.sum()
+        return most if fallen and self.label_tasks is None and len(self.labels) >= FEWEST_ROWS else None
 
     def measure(self, logits: Tensor, more: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, dict[str, Any]]:
         """Every metric by split; `more` has further values for every row, which are averaged."""

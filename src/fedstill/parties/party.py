@@ -36,6 +36,9 @@ BETWEEN = "\x1f"
 
 Stage = Literal["trained", "distilled", "processed"]
 
+ONE_CLASS = "predicts one class"
+"""In a note that says so of a party."""
+
 
 class TrainSettings(PhaseSettings):
     """How a party trains on its own labels."""
@@ -162,10 +165,14 @@ class Party:
     # The verbs
 
     def train(
-        self, data: Examples | None = None, loss: Loss | None = None, passes: Passes | None = None
+        self,
+        data: Examples | None = None,
+        loss: Loss | None = None,
+        passes: Passes | None = None,
+        settings: TrainSettings | None = None,
     ) -> EpochLosses:
         """One phase of cross-entropy (or another loss) on the party's own labelled rows (or those given)."""
-        data, settings = self._labelled(self.training_rows() if data is None else data), self.spec.train
+        data, settings = self._labelled(self.training_rows() if data is None else data), settings or self.spec.train
         weights = class_weights(data.labels, len(self.model.labels)) if settings.class_weights == "balanced" else None
         return self._run("train", data, settings, data.labels, loss or self.label_loss(), weights, passes=passes)
 
@@ -273,6 +280,8 @@ class Party:
         about = {"round": self.round if round is None else round, "party": self.name, "stage": stage}
         measured = evaluation.measure(self.scored(), self._written(evaluation))
         self.metrics += [about | {"split": split} | values for split, values in measured.items()]
+        if stage != "trained" and (label := evaluation.only_class(self.scored())) is not None:
+            self.notes.append(f"{self.name} {ONE_CLASS} ({self.model.labels[label]}) for nearly all test rows.")
 
     def scored(self) -> Tensor:
         """The logits of the evaluation rows, computed again only after the model has changed."""

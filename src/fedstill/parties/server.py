@@ -11,6 +11,8 @@ from fedstill.common.errors import FedstillError
 from fedstill.data.examples import NO_ROWS, Labelled
 from fedstill.parties.party import Party
 
+MOST_OF_THE_WEIGHT = 0.6
+
 
 def _lends_nothing(architecture: str) -> Party:
     raise FedstillError(f"this server knows no model of architecture {architecture}.")
@@ -28,6 +30,13 @@ class Server(Party):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._guests: dict[str, Party] = {}
+
+    def observe_weights(self, weights: Mapping[str, float]) -> None:
+        """Put the clients' weights into the record; a note says where one client decides nearly alone."""
+        self.observe("weights", weights)
+        most = max(weights, key=lambda name: weights[name])
+        if len(weights) > 2 and weights[most] > MOST_OF_THE_WEIGHT:
+            self.notes.append(f"{most} has most of the weight among {len(weights)} clients.")
 
     def model_from(self, parameters: Mapping[str, Tensor] | None, architecture: str | None = None) -> Party:
         """A scratch model with these parameters, as a party over the server's rows; the next call may overwrite it."""

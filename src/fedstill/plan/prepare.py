@@ -42,6 +42,8 @@ def divide(experiment: Experiment) -> tuple[Experiment, Corpus, Partition]:
     corpus = corpora.load(experiment.corpus, experiment.labels)
     experiment = experiment.resolved().model_copy(update={"labels": list(corpus.label_names)})
     parts = partition.split(corpus, experiment.partition, experiment.seed)
+    if experiment.measure == "validation":
+        parts = parts.measured_on_validation()
     if experiment.public is not None:
         corpus, parts = with_public(corpus, parts, experiment.public, experiment.seed)
     parts.check(len(corpus))

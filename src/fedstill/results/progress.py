@@ -48,6 +48,7 @@ class Progress:
         self.bytes = 0
         self.state = "starting"
         self.metric = "f1"
+        self.noted: set[str] = set()
 
     def __enter__(self) -> Progress:
         if self.console.is_terminal:
@@ -70,7 +71,9 @@ class Progress:
             case Measured(metric):
                 self._measured(metric)
             case Noted(note):
-                self._say(f"note: {note}", style="yellow")
+                if note not in self.noted:  # the log has every time it was noted
+                    self.noted.add(note)
+                    self._say(f"note: {note}", style="yellow")
             case RoundDone():
                 self._round_done(event)
             case Saving():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from fedstill.common.errors import FedstillError
 from fedstill.common.files import file_name, write_whole
 from fedstill.models import Model, load
 from fedstill.plan.plan import Plan
+from fedstill.results.members import Member, causes, members, verdict
 from fedstill.wire.messages import SERVER, STAGES
 
 Measurement = dict[str, Any]
@@ -52,10 +53,25 @@ class Record:
         """Bytes by round, direction and message."""
         return list(read_lines(self.folder / "ledger.jsonl"))
 
+    @cached_property
+    def log(self) -> list[dict[str, Any]]:
+        """Remarks made during the run, and where the time went."""
+        return list(read_lines(self.folder / "log.jsonl"))
+
     @property
     def notes(self) -> list[str]:
-        """Remarks made during the run: fallbacks, failures."""
-        return [line["note"] for line in read_lines(self.folder / "log.jsonl") if "note" in line]
+        """Remarks made during the run: cautions, fallbacks, failures."""
+        return [line["note"] for line in self.log if "note" in line]
+
+    @property
+    def members(self) -> list[Member]:
+        """What every client had alone and has after the run; empty if nobody learnt from anybody."""
+        return [Member.from_json(values) for values in self.summary.get("members", [])]
+
+    @property
+    def verdict(self) -> str | None:
+        """Whether the clients are better off than alone; if not, who is not, and why."""
+        return self.summary.get("verdict")
 
     def f1(self, party: str = SERVER, split: str = "test") -> float:
         """Weighted F1 of a party after the last round."""
@@ -91,10 +107,18 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             return
 
 
-def write_summary(record: Record, plan: Plan, crossed: dict[str, int], seconds: float) -> None:
-    """Condense the metrics into `summary.json`; its presence says that the run is finished."""
+def write_summary(
+    record: Record, plan: Plan, crossed: dict[str, int], seconds: float, known_causes: Sequence[str] = ()
+) -> None:
+    """Condense the metrics into `summary.json`; its presence says that the run is finished.
+
+    `known_causes` says what was known, before the run, to do harm.
+    """
     experiment, algorithm = plan.experiment, plan.experiment.method
     measured = [line for line in record.metrics if "split" in line]
+    models = {name: str(spec.model) for name, spec in {SERVER: plan.server, **plan.clients}.items()}
+    found = members(measured, models, plan.metrics[0])
+    why = causes(record.metrics, record.log, models, known_causes)
     summary = {
         "name": experiment.name,
         "engine": experiment.engine,
@@ -106,11 +130,13 @@ def write_summary(record: Record, plan: Plan, crossed: dict[str, int], seconds: 
         "labels": list(plan.labels),
         "metrics": list(plan.metrics),
         "clients": sorted(plan.clients),
-        "models": {name: str(spec.model) for name, spec in {SERVER: plan.server, **plan.clients}.items()},
+        "models": models,
         "scores": {
             **({SERVER: _last(measured, SERVER)} if algorithm.has_server_model else {}),
             "clients": {name: _last(measured, name) for name in sorted(plan.clients)},
         },
+        "members": [asdict(member) for member in found],
+        "verdict": verdict(found, why) if found else None,
         "best_on_validation": _best_on_validation(measured, plan.metrics[0]),
         "notes": [f"{note} ({times}x)" if times > 1 else note for note, times in Counter(record.notes).items()],
         "bytes": crossed,

@@ -63,6 +63,8 @@ class Hello(Message):
     label_counts: Tensor | None = array("labels", optional=True)
     architecture: str = ""
     public_fingerprint: str = field(default="", metadata={"agreed": True})
+    unlike: float | None = None
+    """How well words alone tell its rows from the public ones: 0.5, as a coin would, to 1."""
 
 
 @dataclass(frozen=True)

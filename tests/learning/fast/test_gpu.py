@@ -15,6 +15,7 @@ from fedstill.data.tokens import TokenStore
 from fedstill.learning.fast import Fast, accelerate
 from fedstill.learning.losses import ce, kl
 from fedstill.learning.phases import Phase, PhaseSettings
+from fedstill.learning.precision import choose_device
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -74,6 +75,13 @@ def moved(before: nn.Module, after: nn.Module) -> torch.Tensor:
     return torch.cat([(b - a).detach().flatten() for a, b in pairs])
 
 
+@pytest.mark.parametrize("name", ["auto", "cuda", "cuda:0"])
+def test_a_gpu_that_was_chosen_does_not_plan_attention_shape_by_shape(name: str) -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    choose_device(name)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_predictions_equal_the_model_s_own_within_bf16(family: str) -> None:
     module, data = model(family).eval(), texts(50, pairs=family == "bert")
@@ -113,6 +121,29 @@ def test_losses_fall_as_they_do_in_hugging_face_s_own_code() -> None:
     found = [Phase(module, data, settings, 1e-3, 7, "bf16").run(data.labels, ce).mean for module in (fast, plain)]
     assert np.allclose(found[0], found[1], rtol=0.05)
     assert found[0][-1] < found[0][0] * 0.9
+
+
+def test_an_optimiser_that_restarts_every_epoch_learns_as_in_hugging_face_s_own_code() -> None:
+    data = texts(160)
+    fast, plain, never = (model("bert", seed=3) for _ in range(3))
+    accelerate(plain, Fast.model_validate(False))
+    settings = PhaseSettings(epochs=4, batch=16, restart="epoch")
+    found = [Phase(module, data, settings, 1e-3, 7, "bf16").run(data.labels, ce).mean for module in (fast, plain)]
+    assert np.allclose(found[0], found[1], rtol=0.05)
+    Phase(never, data, PhaseSettings(epochs=4, batch=16), 1e-3, 7, "bf16").run(data.labels, ce)
+    start = model("bert", seed=3)
+    sizes = [float(moved(start, module).norm()) for module in (fast, plain, never)]
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.1)  # no restart ends with smaller steps, so elsewhere
+    assert sizes[2] < 0.9 * sizes[0]
+
+
+def test_an_optimiser_that_restarts_every_batch_is_left_to_the_ordinary_path() -> None:
+    from fedstill.learning.fast import card
+
+    data = texts(40)
+    phase = Phase(model("bert"), data, PhaseSettings(epochs=1, batch=16, restart="batch"), 1e-3, 7, "bf16")
+    assert card.learn(phase, data.labels, ce, None) is None
+    assert len(phase.run(data.labels, ce).mean) == 1
 
 
 def test_clients_together_learn_what_each_learns_alone() -> None:

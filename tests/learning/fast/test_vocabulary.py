@@ -41,7 +41,9 @@ def learnt(name, settings, vocabulary, **options):
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "textcnn", "bigru"])
-@pytest.mark.parametrize("optimiser", [{"optimiser": "adamw"}, {"optimiser": "sgd", "momentum": 0.9}])
+@pytest.mark.parametrize(
+    "optimiser", [{}, {"optimiser": "sgd", "momentum": 0.9}, {"restart": "epoch"}, {"restart": "batch"}]
+)
 def test_learning_with_the_words_that_occur_gives_the_same_bits_as_with_all(name, optimiser):
     settings = PhaseSettings(epochs=2, batch=8, **optimiser)
     (small, small_losses), (whole, whole_losses) = (learnt(name, settings, on) for on in (True, False))

@@ -37,7 +37,8 @@ _here = threading.local()
 
 def learn(phase: Phase, targets: Tensor, loss: Any, class_weights: Tensor | None) -> Losses | None:
     """Run a whole phase on the card, in a meeting together with others; None where the card cannot run it."""
-    is_usual = phase.settings.optimiser == "adamw" and phase.settings.epochs > 0
+    settings = phase.settings
+    is_usual = settings.optimiser == "adamw" and settings.restart == "never" and settings.epochs > 0
     if not is_usual or not _can(phase.model, phase.data, phase.precision):
         return None
     from fedstill.learning.fast.gpu import schedule, together

@@ -1,0 +1,160 @@
+"""What each member of a federation had alone, what it has after it, and why it hurts where it does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from fedstill.parties.party import ONE_CLASS
+from fedstill.plan.caution import listed
+from fedstill.wire.messages import SERVER, STAGES
+
+Measurement = Mapping[str, Any]
+
+POINT = 0.01
+"""A member that lost more than this is called worse off."""
+NOTICEABLE = 2.0
+"""Models of a kind have a noticeable share of the weight if it is so many times their share of the clients."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """A member's score on some test rows, alone and after the last round."""
+
+    alone: float
+    after: float
+
+    @property
+    def gain(self) -> float:
+        """Negative where the federation did harm."""
+        return self.after - self.alone
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client's scores on its own test rows and on those of all clients, as far as they were measured."""
+
+    name: str
+    model: str
+    own: Score | None
+    every: Score | None
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Member:
+        """The member that a summary holds."""
+        own, every = (None if (score := values[what]) is None else Score(**score) for what in ("own", "every"))
+        return cls(values["name"], values["model"], own, every)
+
+    @property
+    def score(self) -> Score | None:
+        """The one that counts for the client: on its own rows, if it has any."""
+        return self.own or self.every
+
+
+def members(measured: Sequence[Measurement], models: Mapping[str, str], metric: str) -> list[Member]:
+    """Every client's scores; empty for methods in which nobody learns from anybody.
+
+    Alone is what a client scores after its first training, before it has heard anything. If clients receive nothing
+    during a run, what they get from it is the server's model.
+    """
+    clients = [name for name in models if name != SERVER]
+    lines = [line for line in measured if "split" in line and metric in line]
+    heard = {line["party"] for line in lines if line["stage"] != "trained"}
+    if not heard:
+        return []
+    found = []
+    for name in clients:
+        giver = name if heard & set(clients) else SERVER
+        scores = {split: _score(lines, name, giver, split, metric) for split in (f"test/{name}", "test")}
+        found.append(Member(name, models[name], *scores.values()))
+    return found if any(member.score for member in found) else []
+
+
+def _score(lines: Sequence[Measurement], name: str, giver: str, split: str, metric: str) -> Score | None:
+    own, given = (
+        sorted(
+            (line for line in lines if line["party"] == party and line["split"] == split),
+            key=lambda line: (line["round"], STAGES.index(line["stage"])),
+        )
+        for party in (name, giver)
+    )
+    if not own or not given or own[0]["stage"] != "trained":  # it heard an answer before it was first measured
+        return None
+    return Score(float(own[0][metric]), float(given[-1][metric]))
+
+
+def verdict(found: Sequence[Member], causes: Sequence[str]) -> str:
+    """One sentence: whether the members are better off, and if not, who is not and why."""
+    scored = [(member, member.score) for member in found if member.score is not None]
+    worse = [(member.name, score.gain) for member, score in scored if score.gain < -POINT]
+    mean = 100 * fmean(score.gain for _, score in scored)
+    if not worse:
+        return f"No client is worse off than alone by more than a point; {mean:+.1f} points on average."
+    worse.sort(key=lambda item: item[1])
+    named = ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in worse[:4])
+    more = f" and {len(worse) - 4} more" if len(worse) > 4 else ""
+    said = f"{len(worse)} of {len(scored)} clients are worse off than alone by more than a point ({named}{more}); "
+    why = "; ".join(causes) if causes else "no cause was found: compare with algorithm=DSFL and algorithm=Local"
+    return f"{said}{mean:+.1f} points on average. Why: {why}."
+
+
+def causes(
+    metrics: Sequence[Measurement], log: Sequence[Measurement], models: Mapping[str, str], standing: Sequence[str]
+) -> list[str]:
+    """What may have done harm, as clauses: seen in the record, and `standing`: known before the run."""
+    fallen = sorted({line["party"] for line in log if ONE_CLASS in line.get("note", "")})
+    found = [f"{listed(fallen)} came to predict one class for nearly all rows"] if fallen else []
+    if shares := [line["values"] for line in metrics if line.get("observation") == "weights"]:
+        found += _weighty({name: fmean(each.get(name, 0.0) for each in shares) for name in models}, models)
+    return [*found, *standing]
+
+
+def _weighty(shares: Mapping[str, float], models: Mapping[str, str]) -> list[str]:
+    """Who has far more of the weight than there are of them: one client, or the clients with one kind of model."""
+    clients = {name: model for name, model in models.items() if name != SERVER}
+    groups = {f"{name} ({model})": [name] for name, model in clients.items()}
+    for model in dict.fromkeys(clients.values()):
+        groups.setdefault(f"the clients with {model}", [name for name, own in clients.items() if own == model])
+    for group, names in groups.items():
+        share, fair = sum(shares[name] for name in names), len(names) / len(clients)
+        if share > 0.5 and share > NOTICEABLE * fair:
+            return [f"{group} had {100 * share:.0f}% of the weight"]
+    return []
+
+
+def table(seeds: Sequence[Sequence[Member]], title: str) -> Table:
+    """Alone, after and gain of every client, in points, as means over seeds; the mean over clients last."""
+    shown = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", show_edge=False, pad_edge=False)
+    for column in ("client", "model", "own: alone", "after", "gain", "all: alone", "after", "gain"):
+        shown.add_column(column, justify="left" if column in ("client", "model") else "right")
+    names = dict.fromkeys(member.name for seed in seeds for member in seed)
+    by_name = {name: [member for seed in seeds for member in seed if member.name == name] for name in names}
+    rows = {
+        name: [*_cells(one.own for one in each), *_cells(one.every for one in each)] for name, each in by_name.items()
+    }
+    for name, cells in rows.items():
+        shown.add_row(Text(name), Text(by_name[name][0].model), *map(_points, cells))
+    means = [_mean(column) for column in zip(*rows.values(), strict=True)]
+    shown.add_section()
+    shown.add_row("mean", "", *map(_points, means))
+    return shown
+
+
+def _cells(scores: Any) -> list[float | None]:
+    known = [score for score in scores if score is not None]
+    return [_mean([getattr(score, what) for score in known]) for what in ("alone", "after", "gain")]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _points(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"
