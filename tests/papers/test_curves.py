@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from fedstill.common.errors import FedstillError
-from fedstill.papers.curves import MethodCurves, Panel, by_round, curve, curves, samplings, save
+from fedstill.papers.curves import MethodCurves, Panel, by_round, curve, curves, samplings, save, weights_by_round
 from fedstill.papers.grid import plan_grid
+from fedstill.papers.side_by_side import score
 from fedstill.results.runs import Run, load_runs
 from tests.papers.tiny import tiny_source
 from tests.results.conftest import write_run
@@ -61,6 +62,40 @@ def test_without_a_server_model_it_is_the_mean_over_clients_and_says_on_which_ro
     scores, origin = curve(own, "test", "accuracy")
     assert scores == {1: pytest.approx(0.6)}
     assert origin.endswith("once distilled, each on its own test rows")
+
+
+def test_the_clients_split_is_their_mean_on_their_own_rows_for_methods_with_a_server_model_too(tmp_path: Path) -> None:
+    run = measured(
+        write_run(tmp_path, "AdaFD"),
+        (1, "server", "distilled", "test", 0.9),
+        (1, "companies", "trained", "test/companies", 0.1),
+        (1, "companies", "distilled", "test/companies", 0.4),
+        (1, "companies", "distilled", "test", 0.0),
+        (1, "sports", "distilled", "test/sports", 0.8),
+        (2, "sports", "distilled", "test/sports", 0.7),
+    )
+    assert curve(run, "clients", "accuracy") == ({1: pytest.approx(0.6), 2: 0.7}, "")
+    own = [run.clients[name][f"test/{name}"]["accuracy"] for name in ("companies", "sports")]
+    assert score(run, "clients", "accuracy") == pytest.approx(sum(own) / 2)
+
+
+def test_weights_are_means_over_seeds_by_client_and_round(tmp_path: Path) -> None:
+    grid = plan_grid(tiny_source(tmp_path), "small", tmp_path, only=["AdaFD"])
+    outcomes: dict[Path, Run | str] = {}
+    for seed, books in enumerate((0.25, 0.5)):
+        folder = write_run(tmp_path, "AdaFD", seed, name="few-adafd")
+        about = {"party": "server", "observation": "weights"}
+        seen = [about | {"round": 1, "values": {"books": books, "toys": 1 - books}}]
+        seen += [about | {"round": 2, "values": {"books": 0.125, "toys": 0.875}}]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in seen))
+        outcomes[folder] = load_runs([folder])[0]
+    table = weights_by_round(grid, outcomes)
+    assert table is not None
+    assert table.headings == ("client", "1", "2")
+    assert table.groups == (("few, AdaFD: weight in round", (("books", "0.375", "0.125"), ("toys", "0.625", "0.875"))),)
+    for folder in outcomes:
+        (folder / "metrics.jsonl").write_text("")
+    assert weights_by_round(grid, {folder: load_runs([folder])[0] for folder in outcomes}) is None
 
 
 def test_mean_and_deviation_are_over_the_seeds_in_points_where_all_were_measured() -> None:

@@ -55,6 +55,8 @@ def test_on_one_domain_only_its_rows_count_in_the_metric_that_is_asked_for(tmp_p
     assert found.p_seeds == pytest.approx(stats.ttest_rel(first, second).pvalue)
     assert found.bootstrap.difference == pytest.approx(found.mean)
     assert found.test_rows == (60, 60, 60)
+    apart = np.subtract(first, second)
+    assert found.interval == pytest.approx(stats.t.interval(0.95, 2, loc=apart.mean(), scale=stats.sem(apart)))
 
 
 def test_a_split_without_kept_predictions_has_no_p_over_rows(tmp_path: Path) -> None:
@@ -82,8 +84,9 @@ def test_the_papers_method_is_held_against_the_best_baseline_whoever_wins(tmp_pa
     mine, its = (100 * np.mean([run.server["test"]["f1"] for run in each]) for each in (ours, theirs))  # type: ignore[index]
     assert sentences[1].startswith(
         f"few, global: first here FedAvg ({its:.1f}), in the paper AdaFD (75.0). AdaFD against FedAvg, the best other: "
-        f"{mine - its:+.1f}, in the paper +5.0 (p over 3 seeds "
+        f"{mine - its:+.1f} ["
     )
+    assert "], in the paper +5.0 (p over 3 seeds " in sentences[1]
     assert "p over 120 test rows" in sentences[1]
     assert "in the paper FedAvg (71.0)" in sentences[2]
     assert "p over 60 test rows" in sentences[2]

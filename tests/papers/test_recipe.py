@@ -14,6 +14,8 @@ from fedstill.papers.recipe import Recipe, is_grid, read_recipe, recipe_files
 from tests.papers.tiny import TINY, tiny_source
 
 TABLES = {name: path for name, path in recipe_files().items() if is_grid(Source.read(path).values)}
+SCALES = [(name, scale) for name, path in TABLES.items() for scale in Source.read(path).values["scales"]]
+MEDIUM = [name for name, scale in SCALES if scale == "medium"]
 
 
 def recipe(name: str) -> Recipe:
@@ -27,15 +29,16 @@ def grid(name: str, scale: str, monkeypatch: pytest.MonkeyPatch) -> Grid:
 
 
 def test_every_table_of_the_four_papers_ships_and_some_of_our_own() -> None:
-    fedid = [f"fedid/table{number}" for number in range(1, 6)] + [f"fedid/figure{number}" for number in (2, 3, 4)]
+    adafd = ["adafd/table1", "adafd/table2", *(f"adafd/figure{number}" for number in (1, 3, 4, 5, 6))]
+    fedid = [f"fedid/table{number}" for number in range(1, 7)] + [f"fedid/figure{number}" for number in (2, 3, 4)]
     fedsnd = ["fedsnd/table1", *(f"fedsnd/figure{number}" for number in range(6, 11))]
     feddrs = [*(f"feddrs/table{number}" for number in (1, 2, 3, 4)), "feddrs/figure3", "feddrs/figure4"]
     ours = ["fedid/chunk", "fedsnd/digits", "feddrs/smoke"]
-    assert sorted(TABLES) == sorted(["adafd/table1", "adafd/table2", *fedid, *fedsnd, *feddrs, *ours])
+    assert set(TABLES) >= {*adafd, *fedid, *fedsnd, *feddrs, *ours}
     assert {"amazon", "tweets"} == set(recipe_files()) - set(TABLES)
 
 
-@pytest.mark.parametrize(("name", "scale"), [(name, scale) for name in TABLES for scale in recipe(name).scales])
+@pytest.mark.parametrize(("name", "scale"), SCALES)
 def test_every_cell_is_a_valid_experiment_in_a_folder_of_its_own(
     name: str, scale: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +86,39 @@ def test_paper_scale_fills_the_whole_table_and_small_uses_models_without_a_hub(
         }
 
 
+@pytest.mark.parametrize("name", MEDIUM)
+def test_medium_scale_has_pretrained_models_five_seeds_and_no_bag_of_words(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = grid(name, "medium", monkeypatch)
+    assert all(run.experiment.workers == 1 for run in planned.runs if planned.recipe.is_trained)
+    if planned.recipe.table not in ("scores", "curves"):
+        return
+    assert planned.recipe.scales["medium"].seeds == 5
+    for run in planned.runs:
+        specs = run.experiment.client_specs(clients(run.experiment, "medium")).values()
+        models = {str(spec.model) for spec in specs} | {str(run.experiment.server)}
+        assert "bow" not in models
+        if name.startswith(("adafd/", "fedid/")):
+            assert run.experiment.train.batch == 32
+            assert str(run.experiment.server) == "minilm"
+            assert models <= {"minilm", "minilm[:3]", "bert-tiny", "textcnn"}
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if name.startswith(("adafd/", "fedid/"))])
+def test_small_scale_has_five_seeds_and_a_thousand_rows_a_client_unless_it_counts_bytes_or_clients(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = grid(name, "small", monkeypatch)
+    if planned.recipe.table not in ("scores", "curves") or name == "fedid/figure4":
+        return
+    assert planned.recipe.scales["small"].seeds >= 5
+    for run in planned.runs:
+        spec = run.experiment.partition
+        share = 1.0 if spec.clients is None else (1 - spec.public) / spec.clients
+        assert (spec.rows_per_domain or 0) * share >= 1000 or run.row == "downsampled"
+
+
 def test_numbers_are_those_that_the_papers_print() -> None:
     first, second = recipe("adafd/table1"), recipe("adafd/table2")
     assert first.printed("homogeneous, original", "AdaFD w/ ENWC", "global") == "82.0"
@@ -100,6 +136,7 @@ def test_numbers_are_those_that_the_papers_print() -> None:
     assert recipe("fedid/table4").printed("", "w/o g_distill", "SST-2") == "91.1"
     assert recipe("fedid/table5").printed("", "FedKD", "Formulation") == "(|D⁰| × K) × 1"
     assert not recipe("fedid/figure2").values
+    assert recipe("fedid/table6").printed("", "CoLA", "dev") == "1043"
     noise, samples = recipe("fedsnd/table1"), recipe("feddrs/table1")
     assert noise.printed("CIFAR10", "FedKD", "alpha=5") == "78.69"
     assert noise.printed("Dbpedia", "FedSND", "alpha=0.5") == "97.83"
@@ -132,6 +169,12 @@ def test_paper_scale_is_the_papers_protocol(monkeypatch: pytest.MonkeyPatch) -> 
     assert shares[:5] == [0.1, 0.2, 0.4, 0.8, 1.0]
     figure = grid("fedid/figure3", "paper", monkeypatch).runs
     assert [run.experiment.algorithm.get("labelled") for run in figure[:4]] == [True, True, True, None]
+    for name in ("table1", "table2", "figure3", "figure4", "figure5", "figure6"):
+        adafd = [run.experiment.algorithm for run in grid(f"adafd/{name}", "paper", monkeypatch).runs]
+        assert {settings["reading"] for settings in adafd if settings["name"] == "AdaFD"} == {"paper"}
+    betas = [run.experiment.algorithm["weighting"]["beta"] for run in grid("adafd/figure4", "paper", monkeypatch).runs]
+    assert betas == [1, 5, 10, 15, 20] * 3
+    assert {run.experiment.rounds for run in grid("adafd/figure5", "paper", monkeypatch).runs} == {20}
     assert {run.experiment.partition.clients for run in grid("fedid/figure4", "paper", monkeypatch).runs} == {5, 10, 20}
     noise = {run.experiment.name: run.experiment for run in grid("fedsnd/table1", "paper", monkeypatch).runs}
     snd = noise["cifar10-alpha-0.5-fedsnd"]

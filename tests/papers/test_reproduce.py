@@ -134,8 +134,9 @@ def test_nothing_but_failures_is_an_error_with_its_reason(reviews: Path, tmp_pat
 
 
 def test_runs_of_one_worker_are_spread_over_the_cores(reviews: Path, tmp_path: Path) -> None:
-    assert default_jobs(tiny_grid(reviews, tmp_path)) == len(os.sched_getaffinity(0))
-    assert default_jobs(tiny_grid(reviews, tmp_path, "workers=auto")) == 1
+    cpu = tiny_grid(reviews, tmp_path, "device=cpu").runs
+    assert default_jobs(cpu) == len(os.sched_getaffinity(0))
+    assert default_jobs(tiny_grid(reviews, tmp_path, "device=cpu", "workers=auto").runs) == 1
 
 
 SLOW_AT_FIRST = """

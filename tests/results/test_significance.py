@@ -4,7 +4,7 @@ from scipy import stats
 
 from fedstill.learning.metrics import METRICS, scores
 from fedstill.results import significance
-from fedstill.results.significance import paired_bootstrap, paired_over_seeds
+from fedstill.results.significance import interval_over_seeds, paired_bootstrap, paired_over_seeds
 
 
 def predictions(labels, accuracy, generator, classes=3):
@@ -46,6 +46,17 @@ def test_paired_t_test_of_equal_scores_is_one():
 def test_paired_t_test_of_equal_differences_is_zero_without_a_warning(recwarn):
     assert paired_over_seeds([0.75, 1.0, 1.25], [0.5, 0.75, 1.0]) == 0.0
     assert not recwarn
+
+
+def test_interval_over_seeds_is_that_of_scipy_and_of_the_table():
+    values = [0.70, 0.72, 0.75, 0.71, 0.74]
+    low, high = interval_over_seeds(values)
+    expected = stats.t.interval(0.95, 4, loc=np.mean(values), scale=stats.sem(values))
+    assert (low, high) == pytest.approx(expected)
+    # By hand: the deviation is 0.020736, t of four degrees of freedom 2.7764
+    assert high - low == pytest.approx(2 * 2.7764 * 0.020736 / 5**0.5, rel=1e-3)
+    assert interval_over_seeds([0.5, 0.6]) is None
+    assert interval_over_seeds([0.5, 0.5, 0.5]) == (0.5, 0.5)
 
 
 def test_paired_t_test_refuses_unequal_lengths():
@@ -117,7 +128,7 @@ def test_bootstrap_equals_a_plain_loop_over_the_same_resample_counts():
     assert (result.low, result.high) == pytest.approx((low, high))
 
 
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.is_of_classes])
 def test_bootstrap_of_every_metric_equals_a_plain_loop_over_the_same_resample_counts(name):
     labels, first, second = np.array(list(np.ndindex(2, 2, 2))).T
     result = paired_bootstrap([labels], [[first]], [[second]], 2, resamples=100, seed=9, measure=METRICS[name].measure)

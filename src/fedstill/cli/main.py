@@ -162,26 +162,46 @@ def reproduce(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key=value, for every run: corpus.path=FOLDER rounds=3")
     ] = None,
-    scale: Annotated[str, typer.Option(help="paper: its models and sizes; small: minutes on two cores.")] = "small",
+    scale: Annotated[
+        str, typer.Option(help="paper: its models and sizes; medium: a GPU; small: minutes on two cores.")
+    ] = "small",
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per cell instead of the scale's.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="This column, row or group only; may be repeated.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once; default: one per core at scale small.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at once; default: what a GPU holds, else one per core.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Where the runs go instead of runs/<recipe>/<scale>.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace runs that exist already.")] = False,
+    keep: Annotated[Path | None, typer.Option(help="Also keep a line for each finished run in this folder.")] = None,
+    kept: Annotated[
+        Path | None, typer.Option("--from", help="Make the page from the lines in this folder; nothing is run.")
+    ] = None,
 ) -> None:
     """Make a table of a paper: run what is missing and print paper | ours."""
+    from fedstill.papers.evidence import Evidence, refuse_overrides
     from fedstill.papers.grid import plan_grid
     from fedstill.papers.recipe import is_grid
     from fedstill.papers.reproduce import reproduce as make_table
+    from fedstill.papers.reproduce import reproduce_from
 
     source = _read(Path(recipe))
     if not is_grid(source.values):
         raise FedstillError(f"{recipe} is one experiment, not a table: use `fedstill run {recipe}`.")
     name = Path(recipe).stem if Path(recipe).is_file() else recipe.removesuffix(".yaml")
+    if kept is not None:
+        if overrides or seeds or only or jobs or out or force or keep:
+            raise FedstillError("--from makes the page of all lines that are kept: it takes only --scale beside it.")
+        if not reproduce_from(source, Evidence(kept, name, scale), console):
+            raise typer.Exit(1)
+        return
     folder = out or Path("runs") / name / scale
     grid = plan_grid(source, scale, folder, overrides or [], seeds, only or [])
+    if keep is not None:
+        if not grid.recipe.is_trained:
+            raise FedstillError(f"--keep: nothing is trained for {recipe}, so there is nothing to keep.")
+        refuse_overrides(grid, source)
     try:
-        is_whole = make_table(grid, folder, console, jobs, force)
+        is_whole = make_table(grid, folder, console, jobs, force, Evidence(keep, name, scale) if keep else None)
     except KeyboardInterrupt as stop:
         raise Stopped(f"Go on with the same command{', without --force' if force else ''}.") from stop
     if not is_whole:

@@ -14,6 +14,7 @@ from fedstill.common.errors import FedstillError
 from fedstill.common.plugins import nearest
 from fedstill.data.partition import Partition
 from fedstill.papers.grid import Grid, GridRun
+from fedstill.papers.kept import KeptRun
 from fedstill.papers.side_by_side import MISSING, Outcomes, SideBySide, finished, label
 from fedstill.results.record import Record
 from fedstill.wire.messages import SERVER
@@ -77,8 +78,8 @@ def communication(grid: Grid, outcomes: Outcomes) -> tuple[SideBySide, list[str]
     headings = ("method", "the paper's formula", "ours", "predicted", "in the ledger", "difference")
     ran: dict[str, Account] = {}
     for run in grid.runs:
-        if run.row not in ran and finished([run], outcomes):  # one seed is enough: all send the same
-            ran[run.row] = Account.of(run)
+        if run.row not in ran and (ended := finished([run], outcomes)):  # one seed is enough: all send the same
+            ran[run.row] = Account.kept(ended[0]) if isinstance(ended[0], KeptRun) else Account.of(run)
     rows = []
     for row in grid.recipe.rows:
         group, column = next(iter(grid.recipe.groups)), next(iter(grid.recipe.columns))
@@ -112,6 +113,12 @@ class Account:
         # A message to several clients is one line, so a plain sum counts it once.
         payload = sum(line["payload"] for line in Record(run.folder).ledger if line["verb"] != "hello")
         return cls(COSTS[name], sizes_of(run), payload // FLOAT)
+
+    @classmethod
+    def kept(cls, run: KeptRun) -> Account:
+        """As the evidence has it."""
+        letters = {letter: number for letter, number in run.sent.items() if letter != "counted"}
+        return cls(COSTS[run.algorithm], Sizes(**letters), run.sent["counted"])
 
     @property
     def predicted(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -12,9 +12,10 @@ from statistics import fmean, stdev
 from fedstill.common.errors import FedstillError
 from fedstill.common.files import write_whole
 from fedstill.papers.grid import Grid
-from fedstill.papers.side_by_side import MISSING, Outcomes, SideBySide, finished, label
+from fedstill.papers.kept import KeptRun
+from fedstill.papers.side_by_side import CLIENTS, MISSING, Outcomes, SideBySide, finished, label
 from fedstill.results.record import Measurement, Record
-from fedstill.results.runs import POOLED, Run
+from fedstill.results.runs import POOLED, Run, complete
 from fedstill.wire.messages import SERVER
 
 Curve = Mapping[int, float]
@@ -88,15 +89,17 @@ def samplings(grid: Grid, outcomes: Outcomes) -> list[Panel]:
         for group in grid.selection.groups:
             for row in grid.recipe.rows_of(group):
                 runs = finished(grid.of(group, row, grid.selection.columns[0]), outcomes)
-                found = [by_step for run in runs if (by_step := _by_step(run, who))]
+                found = [steps for run in runs if (steps := by_step(run, who))]
                 lines += [MethodCurves(row, tuple(found), unit=1.0)] if found else []
         if lines:
             panels.append(Panel(f"{SAMPLING}: the {who}", "cross-entropy (nats)", tuple(lines), "step"))
     return panels
 
 
-def _by_step(run: Run, who: str) -> Curve:
+def by_step(run: Run, who: str) -> Curve:
     """The mean over rounds and clients at every step that was observed."""
+    if isinstance(run, KeptRun):
+        return run.sampling.get(who, {})
     seen: dict[int, list[float]] = {}
     for line in Record(run.folder).metrics:
         if line.get("observation") == SAMPLING:
@@ -106,11 +109,17 @@ def _by_step(run: Run, who: str) -> Curve:
 
 def curve(run: Run, split: str, metric: str) -> tuple[Curve, str]:
     """The server's score after every round; without a server model the clients' mean, and a phrase that says which."""
+    if isinstance(run, KeptRun):
+        return run.by_round.get(split, {}).get(metric, {}), "" if split == CLIENTS else run.origin
     measured = [line for line in Record(run.folder).metrics if "split" in line]
+    if split == CLIENTS:
+        theirs = [line for line in measured if line["split"] == f"{POOLED}/{line['party']}" and metric in line]
+        stage = "distilled" if any(line["stage"] == "distilled" for line in theirs) else "trained"
+        return _means([line for line in theirs if line["stage"] == stage], metric), ""
     if run.server is not None:
         own = (line for line in measured if line["party"] == SERVER and line["split"] == split)
-        return {line["round"]: line[metric] for line in own if line["stage"] == "distilled"}, ""
-    theirs = [line for line in measured if line["party"] != SERVER]
+        return {line["round"]: line[metric] for line in own if line["stage"] == "distilled" and metric in line}, ""
+    theirs = [line for line in measured if line["party"] != SERVER and metric in line]
     is_pooled = any(line["split"] == split for line in theirs)
     shown = [line for line in theirs if line["split"] == (split if is_pooled else f"{POOLED}/{line['party']}")]
     distilled = [line for line in shown if line["stage"] == "distilled"]
@@ -118,6 +127,39 @@ def curve(run: Run, split: str, metric: str) -> tuple[Curve, str]:
     tested = f"on {split}" if is_pooled else "each on its own test rows"
     origin = f"no server model, so the mean over the clients measured in a round, once {stage}, {tested}"
     return _means([line for line in shown if line["stage"] == stage], metric), origin
+
+
+def weights(run: Run) -> Mapping[int, Mapping[str, float]]:
+    """Round -> client -> its weight, where the method observed it."""
+    if isinstance(run, KeptRun):
+        return run.weights
+    observed = (line for line in Record(run.folder).metrics if line.get("observation") == "weights")
+    return {line["round"]: line["values"] for line in observed if line["party"] == SERVER}
+
+
+def weights_by_round(grid: Grid, outcomes: Outcomes) -> SideBySide | None:
+    """The clients' weights, mean over seeds, for a few rounds from the first to the last; None if nobody has any."""
+    found: dict[str, list[Mapping[int, Mapping[str, float]]]] = {}
+    for group in grid.selection.groups:
+        for row in grid.recipe.rows_of(group):
+            runs = finished(grid.of(group, row, grid.selection.columns[0]), outcomes)
+            if known := [by_round for run in runs if (by_round := weights(run))]:
+                found[", ".join(filter(None, (group, row)))] = known
+    shown = _few(sorted({number for seeds in found.values() for by_round in seeds for number in by_round}))
+    groups = tuple((f"{title}: weight in round", tuple(_weight_rows(seeds, shown))) for title, seeds in found.items())
+    return SideBySide(("client", *map(str, shown)), groups) if found else None
+
+
+def _weight_rows(seeds: Sequence[Mapping[int, Mapping[str, float]]], shown: Sequence[int]) -> Iterator[tuple[str, ...]]:
+    for client in sorted({client for by_round in seeds for values in by_round.values() for client in values}):
+        values = [[by_round.get(number, {}).get(client) for by_round in seeds] for number in shown]
+        yield client, *(f"{fmean(known):.3f}" if (known := complete(each)) else MISSING for each in values)
+
+
+def _few(rounds: Sequence[int]) -> list[int]:
+    """All, or as many as a table shows, evenly from the first to the last."""
+    places = {round(place * (len(rounds) - 1) / (MOST_SHOWN - 1)) for place in range(MOST_SHOWN)}
+    return list(rounds) if len(rounds) <= MOST_SHOWN else [rounds[place] for place in sorted(places)]
 
 
 def _means(lines: Sequence[Measurement], metric: str) -> Curve:
@@ -129,9 +171,7 @@ def _means(lines: Sequence[Measurement], metric: str) -> Curve:
 
 def by_round(grid: Grid, panels: Sequence[Panel]) -> SideBySide:
     """The curves as a table: the mean over seeds, for a few rounds from the first to the last."""
-    rounds = sorted({number for panel in panels for line in panel.lines for number in line.rounds})
-    places = {round(place * (len(rounds) - 1) / (MOST_SHOWN - 1)) for place in range(MOST_SHOWN)}
-    shown = rounds if len(rounds) <= MOST_SHOWN else [rounds[place] for place in sorted(places)]
+    shown = _few(sorted({number for panel in panels for line in panel.lines for number in line.rounds}))
     groups = []
     for panel in panels:
         rows = [

@@ -66,8 +66,7 @@ def plan_grid(
 ) -> Grid:
     """Every run of a recipe at a scale, with its experiment resolved and its folder chosen."""
     recipe = read_recipe(source)
-    if scale not in recipe.scales:
-        raise FedstillError(f"--scale {scale}: {source.name} has no such scale; {nearest(scale, recipe.scales)}")
+    check_scale(source, recipe, scale)
     given = [word.partition("=")[0] for word in overrides]
     for key, what in (recipe.asks | recipe.scales[scale].asks).items():
         if not any(key == word or key.startswith(f"{word}.") for word in given):
@@ -85,6 +84,20 @@ def plan_grid(
         raise FedstillError(f"nothing is left to run of {source.name}: {reasons}")
     every = range(seeds or recipe.scales[scale].seeds)
     return Grid(recipe, scale, selection, tuple(_reseeded(run, number) for number in every for run in first))
+
+
+def check_scale(source: Source, recipe: Recipe, scale: str) -> None:
+    """Raise an error if the recipe has no such scale."""
+    if scale not in recipe.scales:
+        raise FedstillError(f"--scale {scale}: {source.name} has no such scale; {nearest(scale, recipe.scales)}")
+
+
+def cell_run(source: Source, recipe: Recipe, scale: str, cell: tuple[str, str, Sequence[str]], out: Path) -> GridRun:
+    """The run of a cell without overrides, with all columns that it fills: those given and those of the scale."""
+    group, row, columns = cell
+    shown = {*(recipe.scales[scale].columns or recipe.columns), *columns}
+    alike = next(names for names in _sharing(recipe, scale, list(recipe.columns)) if columns[0] in names)
+    return _first_run(source, recipe, scale, (group, row, tuple(name for name in alike if name in shown)), [], out)
 
 
 def _first_run(

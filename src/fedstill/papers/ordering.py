@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
@@ -13,11 +13,27 @@ from fedstill import algorithms
 from fedstill.data.partition import Partition
 from fedstill.learning.metrics import METRICS, Integers
 from fedstill.papers.grid import Grid
+from fedstill.papers.kept import KeptRun
 from fedstill.papers.recipe import Recipe
 from fedstill.papers.side_by_side import MISSING, Outcomes, finished, score
 from fedstill.results.compare import Difference
 from fedstill.results.runs import POOLED, Run, Unpaired, complete, predictions
-from fedstill.results.significance import FEWEST_SEEDS, RESAMPLES, p_text, paired_bootstrap, paired_over_seeds
+from fedstill.results.significance import (
+    FEWEST_SEEDS,
+    RESAMPLES,
+    interval_over_seeds,
+    p_text,
+    paired_bootstrap,
+    paired_over_seeds,
+)
+
+
+@dataclass(frozen=True)
+class PairedDifference(Difference):
+    """A difference with its 95% interval over seeds, from three seeds on."""
+
+    interval: tuple[float, float] | None = None
+
 
 Methods = Mapping[str, Sequence[Run]]
 """Row -> finished runs, without upper bounds."""
@@ -41,7 +57,7 @@ def orderings(grid: Grid, outcomes: Outcomes) -> list[str]:
     return [*_tally(recipe.method, firsts), *sentences]
 
 
-def difference(ours: Sequence[Run], theirs: Sequence[Run], split: str, metric: str) -> Difference | None:
+def difference(ours: Sequence[Run], theirs: Sequence[Run], split: str, metric: str) -> PairedDifference | None:
     """The paired difference on one split in one metric, over the seeds that have the same test rows."""
     other = {run.seed: run for run in theirs}
     pairs = [
@@ -53,7 +69,10 @@ def difference(ours: Sequence[Run], theirs: Sequence[Run], split: str, metric: s
     if not first or not second:
         return None
     seeds = tuple(run.seed for run, _ in pairs)
-    found = Difference(fmean(first) - fmean(second), seeds, paired_over_seeds(first, second))
+    apart = [one - other for one, other in zip(first, second, strict=True)]
+    found = PairedDifference(
+        fmean(first) - fmean(second), seeds, paired_over_seeds(first, second), interval=interval_over_seeds(apart)
+    )
     if not METRICS[metric].is_of_classes:
         return found
     try:
@@ -130,14 +149,19 @@ def _against(
         return f" {method} and {rival}, the best other, have no seed in common."
     both = {row: theirs[row] for row in (method, rival) if row in theirs}
     paper = f", in the paper {both[method] - both[rival]:+.1f}" if len(both) == 2 else ""
-    return f" {method} against {rival}, the best other: {100 * found.mean:+.1f}{paper} ({_worth(found)})."
+    low, high = found.interval or (0.0, 0.0)
+    within = f" [{100 * low:+.1f}, {100 * high:+.1f}]" if found.interval else ""
+    worth = _worth(found, is_kept=any(isinstance(run, KeptRun) for run in methods[method]))
+    return f" {method} against {rival}, the best other: {100 * found.mean:+.1f}{within}{paper} ({worth})."
 
 
-def _worth(found: Difference) -> str:
+def _worth(found: Difference, is_kept: bool) -> str:
     many = len(found.seeds)
     over_seeds = f"{many} seed{'s' * (many > 1)}, {FEWEST_SEEDS} are needed for a p"
     if found.p_seeds is not None:
         over_seeds = f"p over {many} seeds {p_text(found.p_seeds)}"
+    if is_kept:  # predictions are too large for the evidence, which a page need not say in every line
+        return over_seeds
     if found.bootstrap is None:
         return f"{over_seeds}; no predictions are kept for a p over rows"
     low, high = min(found.test_rows), max(found.test_rows)

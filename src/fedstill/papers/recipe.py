@@ -71,8 +71,9 @@ class Recipe(Settings):
     paper: str
     method: str | None = None
     """The row that is the paper's own method."""
-    table: Literal["scores", "curves", "communication", "partitions"] = "scores"
-    """The last scores; these and the scores of every round; bytes; or who holds which rows (nothing is trained)."""
+    table: Literal["scores", "curves", "communication", "partitions", "languages", "statistics"] = "scores"
+    """The last scores; these and the scores of every round; bytes. Or, with nothing trained: who holds which rows; how
+    the clients' languages differ; how many rows there are."""
     asks: dict[str, str] = Field(default_factory=dict)
     """Keys that must be given on the command line -> what they are."""
     notes: list[str] = Field(default_factory=list)
@@ -83,6 +84,11 @@ class Recipe(Settings):
     columns: dict[str, RecipeColumn] = Field(min_length=1)
     values: dict[str, dict[str, list[str | int | float]]] = Field(default_factory=dict)
     """The paper's numbers as printed: group -> row -> one value per column. A group has the rows listed here."""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the table is made from runs."""
+        return self.table in ("scores", "curves", "communication")
 
     def rows_of(self, group: str) -> list[str]:
         """The rows of a group; all rows if the paper gives no numbers for it."""

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
 
 from rich.console import Console
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.files import write_whole
+from fedstill.config.source import Source
 from fedstill.engines.runner import differences, stopping_on_sigterm
 from fedstill.learning.metrics import METRICS
 from fedstill.papers import curves as drawing
+from fedstill.papers.card import fitting, on_card, shared
 from fedstill.papers.communication import communication
+from fedstill.papers.evidence import Evidence, keep, origins, recall
 from fedstill.papers.grid import Grid, GridRun
+from fedstill.papers.languages import languages
 from fedstill.papers.ordering import orderings
 from fedstill.papers.parallel import EndedRun, attempt, run_all
 from fedstill.papers.partitions import partitions
@@ -30,38 +34,85 @@ from fedstill.papers.side_by_side import (
     settings,
     side_by_side,
 )
+from fedstill.papers.statistics import statistics
+from fedstill.papers.work import Pace, expected, in_order
 from fedstill.plan.plan import default_workers
 from fedstill.results.progress import Progress
 from fedstill.results.record import Record
 from fedstill.results.runs import Run, load_runs
 
 Say = Callable[[str], None]
+COUNTED: Mapping[str, Callable[[Grid], tuple[SideBySide, list[str]]]] = {
+    "languages": languages,
+    "statistics": statistics,
+}
+"""Tables that are read from the corpora, with remarks."""
 
 
-def reproduce(grid: Grid, out: Path, console: Console, jobs: int | None = None, force: bool = False) -> bool:
-    """Finish every run of the grid and print the table; whether all runs succeeded and the table holds."""
+def reproduce(
+    grid: Grid,
+    out: Path,
+    console: Console,
+    jobs: int | None = None,
+    force: bool = False,
+    evidence: Evidence | None = None,
+) -> bool:
+    """Finish every run of the grid and print the table; whether all runs succeeded and the table holds.
 
-    def say(line: str) -> None:
-        console.print(line, highlight=False, soft_wrap=True, markup=False, emoji=False)
-
+    With `evidence`, a line for each finished run is kept there.
+    """
+    say = _sayer(console)
     if grid.recipe.table == "partitions":
         partitions(grid, out, console)
         return True
+    if grid.recipe.table in COUNTED:
+        table, notes = COUNTED[grid.recipe.table](grid)
+        every = [*grid.recipe.notes, *grid.recipe.scales[grid.scale].notes, *notes, "Nothing was trained."]
+        _publish(grid, [table], {"": every}, console, out / "table.md")
+        return True
     if not force:
         _refuse_other_experiments(grid.runs)
-    at_once = jobs or default_jobs(grid)
     say(f"{grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}")
     with stopping_on_sigterm():
-        failures = _run_missing(grid, console, say, at_once, force)
+        failures = _run_missing(grid, console, say, jobs, force)
     outcomes: Outcomes = {run.folder: failures.get(run.folder) or load_runs([run.folder])[0] for run in grid.runs}
     if not any(isinstance(outcome, Run) for outcome in outcomes.values()):
         raise FedstillError("\n".join(_reasons(grid.runs, failures)))
-    return _present(grid, outcomes, out, console, say) and not failures
+    holds = _present(grid, outcomes, console, _Page(out / "table.md", out / "curves.png"))
+    if evidence is not None:
+        many = keep(grid, outcomes, evidence)
+        say(f"{many} lines kept in {evidence.lines}; the page: {evidence.command} --from {evidence.folder}")
+    return holds and not failures
 
 
-def default_jobs(grid: Grid) -> int:
-    """One run per core if each run uses one worker: two runs side by side are faster than one with two workers."""
-    return default_workers() if all(run.experiment.workers == 1 for run in grid.runs) else 1
+def reproduce_from(source: Source, evidence: Evidence, console: Console) -> bool:
+    """Print the table and write its page from kept lines alone; whether the table holds."""
+    grid, outcomes = recall(source, evidence)
+    made = {"Where the numbers come from": origins(grid, outcomes, evidence)}
+    return _present(grid, outcomes, console, _Page(evidence.page, None, made))
+
+
+@dataclass(frozen=True)
+class _Page:
+    """Where a table is written, where its curves are drawn, and what else stands on the page."""
+
+    path: Path
+    picture: Path | None
+    more: Mapping[str, list[str]] = field(default_factory=dict)
+
+
+def _sayer(console: Console) -> Say:
+    def say(line: str) -> None:
+        console.print(line, highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+    return say
+
+
+def default_jobs(runs: Sequence[GridRun]) -> int:
+    """As many as a card holds; else one per core if each has one worker, which is faster than two workers for one."""
+    if on_card(runs):
+        return fitting(runs)
+    return default_workers() if all(run.experiment.workers == 1 for run in runs) else 1
 
 
 def _refuse_other_experiments(runs: Sequence[GridRun]) -> None:
@@ -73,25 +124,39 @@ def _refuse_other_experiments(runs: Sequence[GridRun]) -> None:
             )
 
 
-def _run_missing(grid: Grid, console: Console, say: Say, at_once: int, force: bool) -> dict[Path, str]:
+def _run_missing(grid: Grid, console: Console, say: Say, jobs: int | None, force: bool) -> dict[Path, str]:
     """Why runs failed, by folder."""
     missing = [run for run in grid.runs if force or not Record(run.folder).is_finished]
+    at_once = max(1, min(jobs or default_jobs(missing), len(missing)))
     done = f"; {len(grid.runs) - len(missing)} are finished already" if len(missing) < len(grid.runs) else ""
-    say(f"{len(missing)} runs to do, {min(at_once, max(len(missing), 1))} at once{done}.")
-    ends = run_all(missing, at_once, force) if at_once > 1 else _one_by_one(missing, console, force)
-    failures: dict[Path, str] = {}
-    seconds: list[float] = []
-    for number, end in enumerate(ends, 1):
-        seconds.append(end.seconds)
-        left_s = fmean(seconds) * (len(missing) - number) / at_once
-        left = f"; about {_duration(left_s)} left" if number < len(missing) else ""
-        say(f"{number}/{len(missing)} {end.run}: {_headline(grid, end)}, {end.seconds:.0f} s{left}")
-        if end.reason is not None:
-            failures[end.run.folder] = end.reason
+    say(f"{len(missing)} runs to do, {at_once} at once{done}.")
+    takes = expected(grid.runs)
+    ordered = in_order(missing, takes, at_once)
+    pace, failures = Pace(ordered, takes, at_once), dict[Path, str]()
+    with closing(_ends(ordered, at_once, console, say, force)) as ends:
+        for number, end in enumerate(ends, 1):
+            left_s = pace.left_after(end.run.folder, end.seconds if end.reason is None else None, end.others)
+            left = f"; about {_duration(left_s)} left" if number < len(missing) else ""
+            say(f"{number}/{len(missing)} {end.run}: {_headline(grid, end)}, {end.seconds:.0f} s{left}")
+            if end.reason is not None:
+                failures[end.run.folder] = end.reason
     return failures
 
 
-def _one_by_one(runs: Sequence[GridRun], console: Console, force: bool) -> Iterator[EndedRun]:
+def _ends(
+    runs: Sequence[GridRun], at_once: int, console: Console, say: Say, force: bool
+) -> Generator[EndedRun, None, None]:
+    if at_once == 1:
+        yield from _one_by_one(runs, console, force)
+        return
+    if not on_card(runs):
+        yield from run_all(runs, at_once, force)
+        return
+    with shared(say) as environment:
+        yield from run_all(runs, at_once, force, environment)
+
+
+def _one_by_one(runs: Sequence[GridRun], console: Console, force: bool) -> Generator[EndedRun, None, None]:
     """In this process, with all its progress to see."""
     for run in runs:
         started = time.monotonic()
@@ -112,11 +177,11 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-def _present(grid: Grid, outcomes: Outcomes, out: Path, console: Console, say: Say) -> bool:
+def _present(grid: Grid, outcomes: Outcomes, console: Console, page: _Page) -> bool:
     """Print the table and write it to a file; whether all its numbers are explained."""
     if grid.recipe.table == "communication":
         table, notes, holds = communication(grid, outcomes)
-        parts = {"": [*notes, *settings(grid, outcomes)]}
+        parts = {"": [*notes, *grid.selection.left_out, *settings(grid, outcomes)]}
     else:
         table, holds = _with_something(grid, side_by_side(grid, outcomes)), True
         parts = {
@@ -125,10 +190,19 @@ def _present(grid: Grid, outcomes: Outcomes, out: Path, console: Console, say: S
         }
     tables = [table]
     if grid.recipe.table == "curves":
-        shown, parts["Curves"] = _curves(grid, outcomes, out)
-        tables.append(shown)
+        shown, parts["Curves"] = _curves(grid, outcomes, page.picture)
+        tables += [shown, *([blend] if (blend := drawing.weights_by_round(grid, outcomes)) else [])]
     failures = {folder: outcome for folder, outcome in outcomes.items() if isinstance(outcome, str)}
-    parts |= {"Notes of the runs": _notes(grid, outcomes), "Failed": _reasons(grid.runs, failures)}
+    parts |= {"Notes of the runs": _notes(grid, outcomes), "Failed": _reasons(grid.runs, failures), **page.more}
+    _publish(grid, tables, parts, console, page.path)
+    return holds
+
+
+def _publish(
+    grid: Grid, tables: Sequence[SideBySide], parts: dict[str, list[str]], console: Console, path: Path
+) -> None:
+    """Print tables and remarks, and write them to a page."""
+    say = _sayer(console)
     for block in (block for each in tables for block in render(each, console.width)):
         console.print()
         console.print(block)
@@ -137,9 +211,8 @@ def _present(grid: Grid, outcomes: Outcomes, out: Path, console: Console, say: S
             say(f"\n{heading}:" if heading else "")
             for line in lines:
                 say(f"- {line}")
-    _write(grid, tables, parts, out / "table.md")
-    say(f"\nWritten to {out / 'table.md'}")
-    return holds
+    _write(grid, tables, parts, path)
+    say(f"\nWritten to {path}")
 
 
 def _with_something(grid: Grid, table: SideBySide) -> SideBySide:
@@ -148,10 +221,11 @@ def _with_something(grid: Grid, table: SideBySide) -> SideBySide:
     return replace(table, groups=tuple((name, rows) for name, rows in table.groups if name in known))
 
 
-def _curves(grid: Grid, outcomes: Outcomes, out: Path) -> tuple[SideBySide, list[str]]:
-    """The scores by round as a table and, if matplotlib is installed, as a picture."""
+def _curves(grid: Grid, outcomes: Outcomes, path: Path | None) -> tuple[SideBySide, list[str]]:
+    """The scores by round as a table and, where that is wanted and matplotlib is installed, as a picture."""
     panels, notes = drawing.curves(grid, outcomes)
-    path = out / "curves.png"
+    if path is None:
+        return drawing.by_round(grid, panels), notes
     try:
         drawing.save(
             [*panels, *drawing.samplings(grid, outcomes)],
@@ -185,7 +259,7 @@ def _reasons(runs: Sequence[GridRun], failures: Outcomes) -> list[str]:
 
 
 def _write(grid: Grid, tables: Sequence[SideBySide], parts: dict[str, list[str]], path: Path) -> None:
-    lines = [f"# {grid.recipe.paper}: {grid.recipe.title}"]
+    lines = [f"# {grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}"]
     for table in tables:
         lines += ["", markdown(table)]
     for heading, points in parts.items():

@@ -15,12 +15,16 @@ from safetensors.numpy import load_file
 from fedstill import algorithms
 from fedstill.data.partition import Partition
 from fedstill.papers.grid import Grid, GridRun
+from fedstill.papers.kept import KeptRun
 from fedstill.papers.recipe import Recipe
 from fedstill.results.record import Record
-from fedstill.results.runs import Run, complete
+from fedstill.results.runs import POOLED, Run, complete
+from fedstill.results.significance import FEWEST_SEEDS, interval_over_seeds
 from fedstill.wire.messages import SERVER
 
 MISSING = "–"
+CLIENTS = "clients"
+"""The split of the clients' own test rows, each client's for itself."""
 LAST = "last5/"
 """In front of a split: the mean over the last five rounds."""
 
@@ -57,7 +61,13 @@ def label(recipe: Recipe, row: str) -> str:
 
 
 def score(run: Run, split: str, metric: str) -> float | None:
-    """The server's score; without a server model, the mean over the clients that were measured on that split."""
+    """The server's score; without a server model, the mean over the clients that were measured on that split.
+
+    The split `clients` is the mean over the clients of their scores on their own test rows, for every method.
+    """
+    if split == CLIENTS:
+        known = complete(scores.get(f"{POOLED}/{name}", {}).get(metric) for name, scores in run.clients.items())
+        return fmean(known) if known else None
     if split.startswith(LAST):
         return _last_rounds(run, split.removeprefix(LAST), metric)
     if run.server is not None:
@@ -68,9 +78,13 @@ def score(run: Run, split: str, metric: str) -> float | None:
 
 def _last_rounds(run: Run, split: str, metric: str) -> float | None:
     """The mean over the last five rounds of the server's score, before any post-processing."""
-    about = {"party": SERVER, "split": split, "stage": "distilled"}
-    lines = [line for line in Record(run.folder).metrics if about.items() <= line.items()]
-    last = [line[metric] for line in sorted(lines, key=lambda line: int(line["round"]))[-5:]]
+    if isinstance(run, KeptRun):
+        by_round = run.by_round.get(split, {}).get(metric, {})
+    else:
+        about = {"party": SERVER, "split": split, "stage": "distilled"}
+        lines = [line for line in Record(run.folder).metrics if about.items() <= line.items()]
+        by_round = {int(line["round"]): line[metric] for line in lines}
+    last = [by_round[number] for number in sorted(by_round)[-5:]]
     return fmean(last) if last else None
 
 
@@ -112,10 +126,15 @@ def _gains(pairs: Sequence[tuple[Run, Run]], split: str, metric: str) -> list[fl
 
 
 def _spread(values: Sequence[float], sign: str = "") -> str:
-    """Mean and sample standard deviation, in points."""
+    """Mean, sample standard deviation and, from three seeds on, the 95% interval of the mean, in points."""
     if not values:
         return MISSING
-    return f"{100 * fmean(values):{sign}.1f}" + (f" ± {100 * stdev(values):.1f}" if len(values) > 1 else "")
+    within = interval_over_seeds(values)
+    return (
+        f"{100 * fmean(values):{sign}.1f}"
+        + (f" ± {100 * stdev(values):.1f}" if len(values) > 1 else "")
+        + (f" [{100 * within[0]:{sign}.1f}, {100 * within[1]:{sign}.1f}]" if within else "")
+    )
 
 
 def render(table: SideBySide, width: int) -> list[Table]:
@@ -162,6 +181,7 @@ def how_to_read(grid: Grid) -> list[str]:
     alone = "Ours is another scale than the paper's: compare our numbers only with each other."
     return [
         f"{what}, in points: mean ± sample standard deviation over seeds (number of seeds).",
+        f"In brackets: the 95% interval over seeds (Student's t) of a mean or difference; needs {FEWEST_SEEDS} seeds.",
         *([alone] if grid.scale != "paper" else []),
         *recipe.notes,
         *recipe.scales[grid.scale].notes,
@@ -171,13 +191,14 @@ def how_to_read(grid: Grid) -> list[str]:
 
 def settings(grid: Grid, outcomes: Outcomes) -> list[str]:
     """The rows, clients, rounds, seeds and models of the cells, read from the records."""
-    first: dict[tuple[str, tuple[str, ...]], GridRun] = {}
+    first: dict[tuple[str, tuple[str, ...]], tuple[GridRun, Run]] = {}
     for run in grid.runs:
-        if isinstance(outcomes.get(run.folder), Run):
-            first.setdefault((run.group, run.columns), run)
+        if isinstance(ended := outcomes.get(run.folder), Run):
+            first.setdefault((run.group, run.columns), (run, ended))
     said: dict[str, list[str]] = {}
-    for run in first.values():
-        said.setdefault(_setting(run), []).append(", ".join(filter(None, (run.group, _columns(grid, run)))))
+    for run, ended in first.values():
+        sentence = ended.setting if isinstance(ended, KeptRun) else setting(run)
+        said.setdefault(sentence, []).append(", ".join(filter(None, (run.group, _columns(grid, run)))))
     seeds = sorted({run.experiment.seed for run in grid.runs})
     listed = [f"{'; '.join(filter(None, places))}: {what}" if any(places) else what for what, places in said.items()]
     return [*listed, f"Seeds: {', '.join(map(str, seeds))}."]
@@ -187,7 +208,8 @@ def _columns(grid: Grid, run: GridRun) -> str:
     return "" if set(run.columns) >= set(grid.selection.columns) else "/".join(run.columns)
 
 
-def _setting(run: GridRun) -> str:
+def setting(run: GridRun) -> str:
+    """The rows, clients, rounds and models of a run, read from its folder."""
     parts = Partition.from_arrays(load_file(run.folder / "partition.safetensors"))
     experiment = run.experiment
     clients = experiment.client_specs(parts.clients)

@@ -45,6 +45,17 @@ def paired_over_seeds(a: Sequence[float], b: Sequence[float]) -> float | None:
         return float(stats.ttest_rel(a, b).pvalue)
 
 
+def interval_over_seeds(values: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
+    """Student's t interval of the mean, one value per seed; of paired differences, that of the mean difference.
+
+    None for fewer than three values.
+    """
+    if len(values) < FEWEST_SEEDS:
+        return None
+    half = stats.t.ppf((1 + level) / 2, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+    return float(np.mean(values) - half), float(np.mean(values) + half)
+
+
 def paired_bootstrap(
     labels: Sequence[Integers],
     first: Sequence[Sequence[Integers]],
