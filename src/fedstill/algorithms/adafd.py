@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from fedstill.algorithms.base import Algorithm, Positive
+from fedstill.algorithms.base import Algorithm, NotNegative, Positive
 from fedstill.algorithms.weightings import ENWC, Weighting
 from fedstill.common.errors import FedstillError
 from fedstill.learning.losses import Distillation, ce, distillation, entropy
@@ -18,7 +18,7 @@ from fedstill.learning.phases import PhaseSettings
 from fedstill.learning.scales import centred, fitted_temperature, label_entropy, unit_spread
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
-from fedstill.wire.messages import Answer, Done, Message, Opinion
+from fedstill.wire.messages import Answer, Opinion
 from fedstill.wire.replies import Replies
 
 S = TypeVar("S", bound=PhaseSettings)
@@ -33,34 +33,33 @@ AnswerOf = Literal["server", "blend"]
 class Reading:
     """What the options are unless the experiment sets them."""
 
-    weighting: Weighting = ENWC(beta=5.0)
+    beta: float = 5.0
+    """Of ENWC, where it gives none."""
     opinions: Opinions = "logits"
     calibrate: bool = False
     loss: LossOf = "training"
     loss_scale: LossScale = "none"
     server_loss: Distillation = "mse"
     answer: AnswerOf = "server"
-    sharpen: float | None = None
+    sharpen: float = 0.0
     rehearsal: bool = False
-    keep: bool = False
 
 
 READINGS = {
     "paper": Reading(),
     "released": Reading(),
     "comparable": Reading(
-        weighting=ENWC(beta=1.0),
+        beta=1.0,
         opinions="probabilities",
         loss_scale="label_entropy",
         server_loss="kl",
         answer="blend",
         sharpen=0.3,
         rehearsal=True,
-        keep=True,
     ),
 }
 
-OPTIONS = tuple(option.name for option in fields(Reading) if option.name != "weighting")
+OPTIONS = tuple(option.name for option in fields(Reading) if option.name != "beta")
 
 
 @dataclass(frozen=True)
@@ -75,16 +74,15 @@ class AdaFD(Algorithm):
     """
 
     reading: Literal["comparable", "paper", "released"] = "comparable"
-    weighting: Weighting | None = None
+    weighting: Weighting = ENWC()
     opinions: Opinions | None = None
     calibrate: bool | None = None
     loss: LossOf | None = None
     loss_scale: LossScale | None = None
     server_loss: Distillation | None = None
     answer: AnswerOf | None = None
-    sharpen: Positive | None = None
+    sharpen: NotNegative | None = None
     rehearsal: bool | None = None
-    keep: bool | None = None
     client_loss: Distillation = "kl"
     temperature: Positive = 1.0
     center_logits: bool = False
@@ -97,26 +95,25 @@ class AdaFD(Algorithm):
     cost: ClassVar[str] = "NC(K+1)+K"
 
     def __post_init__(self) -> None:
-        if self.per_class and not isinstance(self.how.weighting, ENWC):
+        if self.per_class and not isinstance(self.weigher, ENWC):
             raise FedstillError("per_class weights are exponential in the loss: they need `weighting: ENWC`.")
 
     @cached_property
     def how(self) -> Reading:
         """Every option, as set or as the reading has it."""
-        own = {option.name: value for option in fields(Reading) if (value := getattr(self, option.name)) is not None}
+        own = {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
         return replace(READINGS[self.reading], **own)
+
+    @cached_property
+    def weigher(self) -> Weighting:
+        """The weighting, with the reading's beta if it has none."""
+        own = self.weighting
+        return replace(own, beta=self.how.beta) if isinstance(own, ENWC) and own.beta is None else own
 
     def digest(self, me: Client, answer: Answer) -> None:
         also = me.training_rows() if self.how.rehearsal else None
         loss = distillation(self.client_loss, self.temperature)
         me.distill(answer.logits, loss, also=also, settings=self._settings(me.spec.distill))  # Eq. 5
-
-    def close(self, me: Client, answer: Message | None) -> Done:
-        if self.how.keep and isinstance(answer, Answer):
-            me.learn_unless_worse(partial(self.digest, me, answer))
-            me.evaluate("distilled", round=me.round - 1)
-            return Done()
-        return super().close(me, answer)
 
     def opine(self, me: Client) -> Opinion:
         losses = me.train(settings=self._settings(me.spec.train))  # Eq. 1
@@ -126,9 +123,9 @@ class AdaFD(Algorithm):
             logits=self._said(me, me.predict(), scale),  # Eq. 2
             loss=loss,
             class_losses=_seen(losses.by_class[best]) if self.per_class else None,
-            f1=me.held_out_f1() if self.how.weighting.wants_f1 else None,
+            f1=me.held_out_f1() if self.weigher.wants_f1 else None,
             labelled_logits=self._said(me, me.predict(me.data.labelled), scale)
-            if self.how.weighting.wants_labelled
+            if self.weigher.wants_labelled
             else None,
         )
 
@@ -152,7 +149,7 @@ class AdaFD(Algorithm):
     def server(self, me: Server, ups: Replies[Opinion]) -> Answer:
         weights = self.weights(me, ups)
         blend = self.teachers(ups).blend("logits", weights)  # Eq. 8
-        if self.how.sharpen is not None:
+        if self.how.sharpen:
             blend = blend / self.how.sharpen
         elif self.how.opinions == "probabilities":
             blend = blend.clamp(min=1e-12).log()
@@ -173,13 +170,13 @@ class AdaFD(Algorithm):
 
     def weights(self, me: Server, ups: Replies[Opinion]) -> Tensor:
         """w_k as [K], or finer as [K, N or 1, C or 1]; they sum to one over the clients."""
-        weights = self.how.weighting(me, ups, ups.column("loss"))  # Eq. 6 or 7
+        weights = self.weigher(me, ups, ups.column("loss"))  # Eq. 6 or 7
         me.observe_weights(dict(zip(ups, weights.tolist(), strict=True)))
         if not (self.per_class or self.per_sample):
             return weights
         fine = weights[:, None, None]
-        if self.per_class and isinstance(self.how.weighting, ENWC):
-            fine = _by_class(self.how.weighting.current(me), ups.column("class_losses").double(), fine)
+        if self.per_class and isinstance(self.weigher, ENWC):
+            fine = _by_class(self.weigher.current(me), ups.column("class_losses").double(), fine)
         if self.per_sample:
             logits = ups.column("logits").double()
             uncertainty = entropy(logits.softmax(-1)) / math.log(logits.shape[-1])
@@ -193,7 +190,7 @@ class AdaFD(Algorithm):
         finer = "".join(f" {name}" for name in ("per_sample", "per_class") if getattr(self, name))
         changed = [f" {name}={value}" for name in OPTIONS if (value := getattr(self, name)) is not None]
         reading = {"comparable": "AdaFD", "paper": "AdaFD (paper)", "released": "AdaFD as released"}[self.reading]
-        return f"{reading} w/ {self.how.weighting.title}{finer}{''.join(changed)}{' prior' if self.prior else ''}"
+        return f"{reading} w/ {self.weigher.title}{finer}{''.join(changed)}{' prior' if self.prior else ''}"
 
     @property
     def blends_raw_logits(self) -> bool:
@@ -202,8 +199,8 @@ class AdaFD(Algorithm):
 
     def requires(self) -> frozenset[str]:
         """The public set, and what the chosen options need."""
-        labelled = {"labelled"} if self.how.weighting.wants_labelled else set()
-        return self.needs | self.how.weighting.needs | labelled
+        labelled = {"labelled"} if self.weigher.wants_labelled else set()
+        return self.needs | self.weigher.needs | labelled
 
 
 UNSEEN = -1.0

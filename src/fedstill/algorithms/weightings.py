@@ -19,6 +19,7 @@ from fedstill.wire.messages import Opinion
 from fedstill.wire.replies import Replies
 
 SMALLEST_LOSS = 1e-8
+PAPERS_BETA = 5.0
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,12 @@ class RNWC(Weighting):
 class ENWC(Weighting):
     """Exponential: w = softmax(-beta l). With `learnable`, beta follows the server's labelled rows."""
 
-    beta: NotNegative = 5.0
+    beta: NotNegative | None = None
+    """Null: 5, as in the paper; with AdaFD's `reading: comparable`, 1."""
     learnable: bool = False
 
     def __post_init__(self) -> None:
-        if self.learnable and not self.beta > 0:
+        if self.learnable and self.beta is not None and not self.beta > 0:
             raise FedstillError(f"ENWC: a learnable beta must start above 0 (given: {self.beta:g}).")
 
     def __call__(self, me: Server, ups: Replies[Opinion], losses: Tensor) -> Tensor:
@@ -72,7 +74,8 @@ class ENWC(Weighting):
 
     def current(self, me: Server) -> float:
         """The beta in use: the one learnt so far, or the one given."""
-        return me.memory.numbers.get("beta", self.beta) if self.learnable else self.beta
+        given = PAPERS_BETA if self.beta is None else self.beta
+        return me.memory.numbers.get("beta", given) if self.learnable else given
 
     def _learn(self, me: Server, ups: Replies[Opinion], losses: Tensor) -> None:
         """Follow the gradient of the blend's cross-entropy on the labelled rows; beta stays between 0.01 and 100."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -55,16 +53,3 @@ class Client(Party):
         data = self.held_out()
         predicted = self.predict(data).argmax(-1).numpy()
         return scores(data.labels.numpy(), predicted, len(self.model.labels))["f1"]
-
-    def learn_unless_worse(self, learn: Callable[[], None]) -> None:
-        """Learn something; go back, with a note, if the validation F1 is lower by more than its standard error."""
-        if not len(self.data.validation):
-            learn()
-            return
-        before, f1 = self.parameters(), self.held_out_f1()
-        learn()
-        if self.held_out_f1() < f1 - math.sqrt(f1 * (1 - f1) / len(self.data.validation)):
-            self.set_parameters(before)
-            self.notes.append(
-                f"{self.name} keeps its model from before the last answer: better on its validation rows."
-            )
