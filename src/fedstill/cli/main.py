@@ -176,6 +176,12 @@ def reproduce(
     kept: Annotated[
         Path | None, typer.Option("--from", help="Make the page from the lines in this folder; nothing is run.")
     ] = None,
+    tuned: Annotated[
+        Path | None,
+        typer.Option(
+            "--tune", help="Try the scale's `tries` on validation rows instead; the scores go to this folder."
+        ),
+    ] = None,
 ) -> None:
     """Make a table of a paper: run what is missing and print paper | ours."""
     from fedstill.papers.evidence import Evidence, refuse_overrides
@@ -183,6 +189,7 @@ def reproduce(
     from fedstill.papers.recipe import is_grid
     from fedstill.papers.reproduce import reproduce as make_table
     from fedstill.papers.reproduce import reproduce_from
+    from fedstill.papers.tuning import tune
 
     source = _read(Path(recipe))
     if not is_grid(source.values):
@@ -194,7 +201,11 @@ def reproduce(
         if not reproduce_from(source, Evidence(kept, name, scale), console):
             raise typer.Exit(1)
         return
-    folder = out or Path("runs") / name / scale
+    folder = out or Path("runs") / name / (scale if tuned is None else f"{scale}-tuning")
+    if tuned is not None:
+        with _saying_how_to_go_on(folder, "the same command"):
+            tune(source, name, scale, folder, tuned, console, overrides or [], only or [], jobs)
+        return
     grid = plan_grid(source, scale, folder, overrides or [], seeds, only or [])
     if keep is not None:
         if not grid.recipe.is_trained:

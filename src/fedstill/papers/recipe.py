@@ -58,6 +58,8 @@ class Scale(Settings):
     groups: list[str] | None = None
     rows: list[str] | None = None
     columns: list[str] | None = None
+    tries: dict[str, list[Any]] = Field(default_factory=dict)
+    """Dotted key -> the values that `--tune` tries for every row."""
     asks: dict[str, str] = Field(default_factory=dict)
     """Keys that must be given on the command line at this scale -> what they are."""
     notes: list[str] = Field(default_factory=list)

@@ -74,7 +74,7 @@ def reproduce(
         _refuse_other_experiments(grid.runs)
     say(f"{grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}")
     with stopping_on_sigterm():
-        failures = _run_missing(grid, console, say, jobs, force)
+        failures = run_missing(grid, console, jobs, force)
     outcomes: Outcomes = {run.folder: failures.get(run.folder) or load_runs([run.folder])[0] for run in grid.runs}
     if not any(isinstance(outcome, Run) for outcome in outcomes.values()):
         raise FedstillError("\n".join(_reasons(grid.runs, failures)))
@@ -124,8 +124,9 @@ def _refuse_other_experiments(runs: Sequence[GridRun]) -> None:
             )
 
 
-def _run_missing(grid: Grid, console: Console, say: Say, jobs: int | None, force: bool) -> dict[Path, str]:
-    """Why runs failed, by folder."""
+def run_missing(grid: Grid, console: Console, jobs: int | None = None, force: bool = False) -> dict[Path, str]:
+    """Do the runs that are not finished; why runs failed, by folder."""
+    say = _sayer(console)
     missing = [run for run in grid.runs if force or not Record(run.folder).is_finished]
     at_once = max(1, min(jobs or default_jobs(missing), len(missing)))
     done = f"; {len(grid.runs) - len(missing)} are finished already" if len(missing) < len(grid.runs) else ""
