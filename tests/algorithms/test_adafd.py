@@ -13,6 +13,7 @@ from scipy.stats import entropy
 import fedstill
 from fedstill.algorithms import make
 from fedstill.algorithms.adafd import AdaFD
+from fedstill.algorithms.competence import odds
 from fedstill.algorithms.weightings import ENWC, RNWC
 from fedstill.common.errors import FedstillError
 from fedstill.common.randomness import generator
@@ -152,6 +153,23 @@ def test_per_class_and_per_sample_multiply_and_sum_to_one(bench, opinions):
 def test_per_class_with_another_weighting_than_enwc_is_refused():
     with pytest.raises(FedstillError, match=r"per_class .* `weighting: ENWC`"):
         make({"name": "AdaFD", "weighting": "RNWC", "per_class": True})
+
+
+def test_competence_weighs_by_size_and_by_the_odds_that_a_sample_is_like_a_clients_own(bench, opinions):
+    told = torch.rand(3, 12, generator=torch.Generator().manual_seed(1)) + 0.1
+    ups = opinions(loss=LOSSES, competence=list(told))
+    weights = paper(competence=True, weighting=ENWC(1.0)).weights(bench.server(), ups)
+    sizes = np.array([ups.clients[name].size for name in ups])
+    expected = (softmax(-np.array(LOSSES)) * sizes)[:, None] * told.double().numpy()
+    np.testing.assert_allclose(weights[:, :, 0].numpy(), expected / expected.sum(0), rtol=1e-6)
+
+
+def test_a_client_finds_public_samples_with_its_own_words_more_likely(bench):
+    me = bench.client()
+    me.data = replace(me.data, train=bench.rows(np.arange(0, 6)))  # half of the public rows are its own
+    told = odds(me)
+    assert told.shape == (12,)
+    assert told[:6].min() > told[6:].max()
 
 
 # The client's side

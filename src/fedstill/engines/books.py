@@ -10,6 +10,7 @@ from fedstill.common.events import Measured, Noted, Tell
 from fedstill.engines.journal import Journal
 from fedstill.wire.ledger import Ledger
 
+
 class Books:
     """Writes to the record's journal and reports events. Any thread may write a note."""
 
