@@ -24,7 +24,7 @@ t-test ({FEWEST_SEEDS} seeds are needed for both).
 
 - **reproduced**: the interval lies above zero, that is on the claimed side.
 - **not reproduced**: it lies below zero; or zero is inside and the paper's difference lies above it.
-- **undecided**: zero is inside and the paper's difference is not above, or none is printed: it takes more seeds or rows.
+- **undecided**: zero is inside and the paper's difference is not above, or none is printed: more seeds are needed.
 - **not run yet**: there are no runs; the commands are [below](#what-is-still-to-run).
 - **not testable here**: for the reason given.
 
