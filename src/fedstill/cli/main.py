@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -285,19 +285,31 @@ def predict(
 
 
 @app.command()
-def show(what: Annotated[str, typer.Argument(help="corpora, models, algorithms or recipes")]) -> None:
-    """List what can be chosen, with licences, needs and costs."""
+def show(
+    what: Annotated[str, typer.Argument(help="corpora, models, algorithms, recipes or claims")],
+    kept: Annotated[Path | None, typer.Option("--from", help="The folder of kept runs that judge the claims.")] = None,
+    write: Annotated[Path | None, typer.Option(help="Write the page of the claims here instead.")] = None,
+) -> None:
+    """List what can be chosen, with licences, needs and costs; or what the papers claim, with a verdict on each."""
     from fedstill.cli import catalogue
     from fedstill.common.plugins import nearest
 
-    pages = {
+    folder = kept or Path("evidence")
+    pages: dict[str, Callable[[], catalogue.Page]] = {
         "corpora": catalogue.corpora,
         "models": catalogue.models,
         "algorithms": catalogue.methods,
         "recipes": catalogue.recipes,
+        "claims": lambda: catalogue.claims(folder),
     }
     if what not in pages:
         raise FedstillError(f"there is nothing to show about {what!r}; {nearest(what, pages)}")
+    if what != "claims" and (kept or write):
+        raise FedstillError(f"--from and --write are for the claims: `fedstill show claims`, not `show {what}`.")
+    if write is not None:
+        catalogue.write_claims(folder, write)
+        console.print(f"Written to {write}", highlight=False, soft_wrap=True)
+        return
     heading, rows = pages[what]()
     table = Table(title=what, title_justify="left")
     for column in heading:
