@@ -230,5 +230,5 @@ def test_every_mapping_of_tensors_says_whether_a_codec_may_shrink_it():
         weights: Mapping[str, Tensor]
 
     agreed = replace(agreement(parameters="bf16"), types={"Mine": Mine})
-    raw = Crossing(agreed, End("books")).answer(Mine({"w": torch.tensor([0.1])}), {}, 1)
+    raw = Crossing(agreed, End("books")).answer(Mine({"w": torch.tensor([0.1])}), {"verb": "turn", "round": 1}, 1)
     assert Crossing(agreed, End("server")).call(raw).message.weights["w"] == torch.tensor(0.1)

@@ -1,3 +1,4 @@
+import binascii
 import contextlib
 import dataclasses
 import json
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import Tensor
 
-from fedstill.wire.encoding import Sizes, decode, encode
+from fedstill.wire.encoding import SEALED, Sizes, decode, encode, seal
 from fedstill.wire.messages import Answer, BadMessage, Done, Hello, Message, Opinion, array
 
 
@@ -240,16 +241,53 @@ ONES = {"logits": torch.ones(2)}
 )
 def test_a_forged_header_is_refused(header, arrays):
     with pytest.raises(BadMessage):
-        decode(save(arrays, metadata={"fedstill": header}), TYPES)
+        decode(seal(save(arrays, metadata={"fedstill": header})), TYPES)
 
 
 def test_safetensors_of_somebody_else_are_refused():
     with pytest.raises(BadMessage, match="unreadable"):
-        decode(save({"logits": torch.ones(2)}), TYPES)
+        decode(seal(save({"logits": torch.ones(2)})), TYPES)
+
+
+@pytest.mark.parametrize("place", [0, 5, 8, 20, -1])
+def test_one_flipped_bit_is_noticed_before_anything_is_read(place):
+    raw = bytearray(encode(opinion(), {"round": 1}))
+    raw[place] ^= 1
+    with pytest.raises(BadMessage, match=r"its checksum is wrong|not of this version"):
+        decode(bytes(raw), TYPES)
+
+
+def test_the_checksum_is_the_crc_of_what_follows():
+    raw = encode(opinion())
+    assert raw[:4] == b"FDS\x02"
+    assert int.from_bytes(raw[4:8], "little") == binascii.crc32(raw[8:])
+
+
+def test_a_message_of_an_earlier_version_is_read_once_it_is_sealed():
+    raw = encode(opinion(), {"round": 1})
+    with pytest.raises(BadMessage, match="not of this version of fedstill"):
+        decode(raw[8:], TYPES)
+    assert seal(raw) == seal(raw[8:]) == raw
+
+
+@pytest.mark.parametrize(
+    "odd", [torch.float8_e4m3fn, torch.complex64, torch.uint16, torch.float8_e5m2], ids=lambda dtype: str(dtype)
+)
+def test_numbers_of_other_types_cannot_be_sent(odd):
+    with pytest.raises(BadMessage, match="which cannot be sent"):
+        decode(encode(Answer(torch.zeros(4, 3).to(odd))), TYPES)
+
+
+def test_an_array_has_at_most_eight_dimensions():
+    with pytest.raises(BadMessage, match="65 dimensions"):
+        decode(encode(Answer(torch.zeros((1,) * 64)[None])), TYPES)
+    with pytest.raises(BadMessage, match="9 dimensions"):
+        decode(encode(Answer(torch.zeros((1,) * 9))), TYPES)
 
 
 def test_the_header_is_readable_json():
     raw = encode(opinion(), {"round": 7})
-    size = int.from_bytes(raw[:8], "little")
-    header = json.loads(json.loads(raw[8 : 8 + size])["__metadata__"]["fedstill"])
+    start = SEALED + 8
+    size = int.from_bytes(raw[SEALED:start], "little")
+    header = json.loads(json.loads(raw[start : start + size])["__metadata__"]["fedstill"])
     assert header == {"type": "Opinion", "plain": {}, "round": 7}

@@ -204,6 +204,17 @@ class AdaFD(Algorithm):
         """As the paper has it; not by default."""
         return self.how.opinions == "logits" and not self.how.calibrate
 
+    def reads(self) -> frozenset[str]:
+        """The loss, and what the chosen options send."""
+        how = {
+            "loss": True,
+            "class_losses": self.per_class,
+            "f1": self.weigher.wants_f1,
+            "labelled_logits": self.weigher.wants_labelled,
+            "competence": self.competence,
+        }
+        return frozenset(f"Opinion.{name}" for name, is_read in how.items() if is_read)
+
     def requires(self) -> frozenset[str]:
         """The public set, and what the chosen options need."""
         labelled = {"labelled"} if self.weigher.wants_labelled else set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Annotated, Any, Literal
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from fedstill.algorithms.base import Federation
 from fedstill.data.examples import Labelled
 from fedstill.parties.client import Client
-from fedstill.wire.messages import Done, Message
+from fedstill.wire.messages import MOST_ROWS, Done, Message, number
 from fedstill.wire.replies import Replies, uniform
 
 Weights = Literal["uniform", "size"]
@@ -22,7 +22,7 @@ Weights = Literal["uniform", "size"]
 class Limit(Message):
     """The most rows that a client trains on in this round."""
 
-    most: int = field(metadata={"least": 1})
+    most: int = number(1, MOST_ROWS)
 
 
 @dataclass(frozen=True)

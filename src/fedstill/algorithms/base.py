@@ -120,6 +120,10 @@ class Algorithm:
         """Whether the models with the largest logits count most, so that different models cannot be compared."""
         return False
 
+    def reads(self) -> frozenset[str]:
+        """The optional fields of replies, as `Type.field`, that the server reads: a reply without them is refused."""
+        return frozenset()
+
     def requires(self) -> frozenset[str]:
         """`needs`, and what the chosen options need: many methods have an option `labelled`."""
         return self.needs | ({"labelled"} if getattr(self, "labelled", False) else set())

@@ -13,7 +13,7 @@ from fedstill.algorithms.base import Algorithm, NotNegative, Role
 from fedstill.learning.losses import Loss, entropy, probability_ce
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
-from fedstill.wire.messages import Done, Message, array
+from fedstill.wire.messages import MOST_LOGIT, MOST_ROWS, Done, Message, array
 from fedstill.wire.replies import Replies
 
 
@@ -21,8 +21,8 @@ from fedstill.wire.replies import Replies
 class LabelMeans(Message):
     """A mean output for every label, and of how many outputs: 0 marks a label without any, whose mean is zero."""
 
-    means: Tensor = array("labels", "labels")
-    counts: Tensor = array("labels")
+    means: Tensor = array("labels", "labels", holds="floats", least=-MOST_LOGIT, most=MOST_LOGIT)
+    counts: Tensor = array("labels", holds="integers", least=0, most=MOST_ROWS)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from fedstill.wire.replies import Replies
 class Certainty(Message):
     """How much each public sample looks like a client's own rows; 0 for those that are negatives."""
 
-    scores: Tensor = array("public")
+    scores: Tensor = array("public", holds="floats", least=0, most=1)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, ClassVar, Literal
 
@@ -23,7 +23,7 @@ from fedstill.models.space import held_embeddings, space_of, starting_points
 from fedstill.models.text_to_text import TextToText
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
-from fedstill.wire.messages import Done, Message, Parameters, parameters
+from fedstill.wire.messages import MOST_ROWS, Done, Message, Parameters, parameters
 from fedstill.wire.replies import Replies
 
 
@@ -32,7 +32,7 @@ class Work(Message):
     """The student's parameters, and how many of its rows each client must train on."""
 
     parameters: Mapping[str, Tensor] = parameters()
-    rows_wanted: int = 0
+    rows_wanted: int = field(default=0, metadata={"least": 0, "most": MOST_ROWS})
 
 
 @dataclass(frozen=True)

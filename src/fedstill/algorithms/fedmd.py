@@ -21,15 +21,15 @@ from fedstill.wire.messages import BadMessage, Done, Message, Scores, array, opi
 class Labels(Message):
     """The classes of the public rows whose labels the server has."""
 
-    labels: Tensor = array("labelled")
+    labels: Tensor = array("labelled", below="labels")
 
 
 @dataclass(frozen=True)
 class Consensus(Message):
     """The mean opinion on the public rows asked about last, and the rows asked about next."""
 
-    rows: Tensor | None = array("next", optional=True)
-    last: Tensor | None = array("last", optional=True)
+    rows: Tensor | None = array("next", optional=True, below="public")
+    last: Tensor | None = array("last", optional=True, below="public")
     logits: Tensor | None = opinions("last", "labels", optional=True)
 
 

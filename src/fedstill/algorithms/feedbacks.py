@@ -15,7 +15,7 @@ from fedstill.data.examples import Labelled
 from fedstill.learning.influence import Moment, differentiable, gradient
 from fedstill.learning.losses import hard, probability_ce
 from fedstill.learning.phases import Phase
-from fedstill.wire.messages import BadMessage, Message, Scores, array, opinions
+from fedstill.wire.messages import MOST_ROWS, BadMessage, Message, Scores, array, number, opinions
 from fedstill.wire.replies import Replies
 
 Ensemble = Literal["hard", "probabilities", "logits"]
@@ -33,19 +33,19 @@ T = TypeVar("T")
 class Lesson(Message):
     """What the server made of the last opinions, and the public rows that it asks about next."""
 
-    batch: int
-    steps: int
+    batch: int = number(1, MOST_ROWS)
+    steps: int = number(1, MOST_ROWS**2)
     """Of the whole conversation, which the learning-rate schedule covers."""
-    total: int
+    total: int = number(1, MOST_ROWS**2)
     """n, the private rows of all clients that take part."""
-    rows: Tensor = array("next")
+    rows: Tensor = array("next", below="public")
     ensemble: Tensor | None = opinions("last", "labels", optional=True)
     """Logits of y for the rows asked about last."""
-    feedback: Tensor | None = array("batches", optional=True)
+    feedback: Tensor | None = array("batches", optional=True, holds="floats")
     """loss_diff: h of each batch."""
     credits: Mapping[str, Tensor] | None = None
     """per_client: h_k of each batch."""
-    gradient: Tensor | None = array("last", "labels", optional=True)
+    gradient: Tensor | None = array("last", "labels", optional=True, holds="floats")
     """exact: of L_val, with respect to y or to the logits of y."""
 
 

@@ -26,7 +26,7 @@ class Student(Message):
     """The shared student: its change in a round, which a codec shrinks; or all of it, unchanged."""
 
     update: Mapping[str, Tensor] | None = parameters(optional=True)
-    whole: Mapping[str, Tensor] | None = None
+    whole: Mapping[str, Tensor] | None = parameters(optional=True, coded=False)
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,9 @@ class MutualKD(Averaging, Algorithm):
         except FedstillError as error:
             raise FedstillError(f"{me.name}, train in round {me.round}: {error}") from error
         me.observe("mutual", {"teacher_loss": losses[-1][0], "student_loss": losses[-1][1]})
+
+    def reads(self) -> frozenset[str]:
+        return frozenset({"Student.update"})
 
     def _teacher(self, me: Client) -> Party:
         teacher = me.extra("teacher", None if self.teacher is None else ModelSpec(name=self.teacher))

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ class Manifest:
     seconds: float
     experiment: dict[str, Any]
     corpus: str
+    sizes: dict[str, int] = field(default_factory=dict)
+    """n_k of every client, as it first gave it."""
 
 
 def folder_of(run: Path) -> Path:

@@ -17,12 +17,14 @@ from fedstill.engines.books import Books
 from fedstill.engines.checkpoint import Manifest, folder_of
 from fedstill.engines.engine import Engine
 from fedstill.engines.host import export, read_state, write_state
+from fedstill.engines.hosting import in_words
 from fedstill.engines.seconds import Seconds, Slip
 from fedstill.plan.caution import Caution, cautions
 from fedstill.plan.needs import same_architecture
 from fedstill.plan.plan import Plan
 from fedstill.wire.crossing import Crossing, asked_of
-from fedstill.wire.encoding import decode, encode
+from fedstill.wire.encoding import decode, encode, seal
+from fedstill.wire.guard import Form, form_of
 from fedstill.wire.messages import SERVER, BadMessage, Hello, M, Message
 from fedstill.wire.replies import Failure, Replies
 
@@ -34,7 +36,11 @@ class Conductor:
         self.plan, self.books, self.engine = plan, books, engine
         self.algorithm = plan.experiment.method
         self.server = plan.make_server(books.tell)
-        self.crossing = Crossing(plan.agreement, self.server, books.ledger)
+        self.crossing = Crossing(plan.agreement, self.server, books.ledger, form_of=self._form_of)
+        self.forms: dict[str, Form] = {}
+        """The parameters of every architecture that has sent some."""
+        self.sizes: dict[str, int] = {}
+        """n_k as each client first gave it."""
         self.clients: Mapping[str, Hello] = {}
         self.active: Sequence[str] = ()
         self.round = 0
@@ -65,6 +71,7 @@ class Conductor:
         self._enter(0)
         with self.clock.spent("phases"):
             self.engine.open()
+            self.sizes = dict(after.sizes) if after is not None else {}
             self._admit(self.call("hello", clients=list(self.plan.clients)).messages)
             self.algorithm.admit(self.server)
             self.cautions = cautions(self.algorithm, self.clients)
@@ -119,6 +126,9 @@ class Conductor:
     def _exchange(self, verb: str, message: Answers, names: Sequence[str]) -> tuple[dict[str, Message], list[Failure]]:
         """The usable replies by client, and the failures of all other clients."""
         calls = self.crossing.calls(verb, message, names, self.round)
+        self.engine.largest = max(
+            (self.crossing.most_bytes(name, verb, asked_of(message, name)) for name in names), default=0
+        )
         with self.clock.spent("clients"):
             replies = self.engine.deliver(calls, self.round)
         messages: dict[str, Message] = {}
@@ -132,10 +142,15 @@ class Conductor:
             try:
                 raw, slip = Slip.take_off(outcome)
                 parcel = self.crossing.reply(raw, name, verb, self.round, asked_of(message, name))
-            except BadMessage as error:
+                assert parcel.message is not None
+                if isinstance(parcel.message, Hello):
+                    self._examine(name, parcel.message)
+            except FedstillError as error:
                 failures.append(Failure(name, str(error)))
                 continue
-            assert parcel.message is not None
+            except Exception as error:  # whatever one client's bytes lead to is that client's failure
+                failures.append(Failure(name, f"its reply cannot be used ({in_words(error)})."))
+                continue
             messages[name] = parcel.message
             slips.append(slip)
             self.books.take(name, parcel.envelope["metrics"], parcel.envelope["notes"])
@@ -152,16 +167,33 @@ class Conductor:
     def _greet_absent(self) -> None:
         """Greet the clients that have not answered yet; one that cannot take part is only noted."""
         if absent := [name for name in self.plan.clients if name not in self.clients]:
-            for name, hello in self._exchange("hello", None, absent)[0].items():
-                try:
-                    self._admit({name: hello})
-                except FedstillError as error:
-                    self.books.note(name, str(error))
+            self._admit(self._exchange("hello", None, absent)[0])
 
     def _admit(self, hellos: Mapping[str, Any]) -> None:
-        if "parameters" in self.algorithm.requires():
-            same_architecture(self.algorithm, self.server, {name: own.architecture for name, own in hellos.items()})
         self.clients = dict(sorted({**self.clients, **hellos}.items()))
+        self.sizes |= {name: hello.size for name, hello in hellos.items()}
+
+    def _examine(self, name: str, hello: Hello) -> None:
+        """Refuse a client whose architecture the method cannot use, or whose n_k is not what it was."""
+        if self.sizes.get(name, hello.size) != hello.size:
+            raise BadMessage(f"Hello.size is {hello.size}, and was {self.sizes[name]} when it first said hello.")
+        if hello.label_counts is None and "label_counts" in self.algorithm.requires():
+            raise BadMessage(f"{self.algorithm.title} needs label counts, and {name} withholds them.")
+        if "parameters" in self.algorithm.requires():
+            same_architecture(self.algorithm, self.server, {name: hello.architecture})
+        elif self.plan.agreement.sends_parameters(self.plan.agreement.owed("turn")):
+            self._form(hello.architecture)
+
+    def _form_of(self, client: str) -> Form:
+        """The form of the parameters that a client can send."""
+        return self._form(self.clients[client].architecture)
+
+    def _form(self, architecture: str) -> Form:
+        if architecture not in self.forms:
+            is_own = architecture == self.server.model.architecture
+            model = self.server.model if is_own else self.server.model_from(None, architecture).model
+            self.forms[architecture] = form_of(model.module)
+        return self.forms[architecture]
 
     def _draw(self) -> None:
         """This round's active clients, from a generator that depends on seed and round only."""
@@ -199,6 +231,7 @@ class Conductor:
             seconds=self.seconds,
             experiment=self.plan.experiment.model_dump(mode="json"),
             corpus=self.plan.corpus_fingerprint,
+            sizes=self.sizes,
         )
         checkpoint.write(run, manifest)
 
@@ -212,7 +245,8 @@ class Conductor:
         self.engine.restore(parties, manifest.round)
         answers: dict[str, Message] = {}
         for name, reference in manifest.answer.items():
-            message = decode(reference.read(folder_of(run)) or b"", self.plan.agreement.types).message
+            raw = reference.read(folder_of(run)) or b""
+            message = decode(seal(raw), self.plan.agreement.types).message  # earlier versions wrote no seal
             if message is None:
                 return None
             answers[name] = message

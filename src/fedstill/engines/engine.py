@@ -16,6 +16,8 @@ class Engine(ABC):
 
     def __init__(self, plan: Plan, books: Books) -> None:
         self.plan, self.books = plan, books
+        self.largest = 0
+        """The most bytes that a reply to the next call can have; an engine need not take in more."""
 
     @abstractmethod
     def deliver(self, calls: Mapping[str, bytes], round: int) -> Mapping[str, bytes | Failure]:

@@ -27,6 +27,7 @@ from fedstill.parties.party import Party
 from fedstill.plan.agreement import verb_of
 from fedstill.plan.plan import Plan
 from fedstill.wire.crossing import Crossing, Leaving
+from fedstill.wire.guard import form_of
 
 
 class Host:
@@ -76,7 +77,9 @@ class Host:
             raise FedstillError(f"{name} has closed: `close` is the last verb that a client can run.")
         started = time.perf_counter()
         client = self._wake(name)
-        crossing = Crossing(self.plan.agreement, client, leaving=self.leaving)
+        crossing = Crossing(
+            self.plan.agreement, client, leaving=self.leaving, form_of=lambda _: form_of(client.kind.module)
+        )
         parcel = crossing.call(raw)
         self._enter(client, parcel.envelope["round"])
         verb = parcel.envelope["verb"]

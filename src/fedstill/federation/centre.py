@@ -26,7 +26,7 @@ from fedstill.engines.engine import Engine
 from fedstill.federation.data import PublicSet, centre_plan
 from fedstill.federation.files import CentreFile
 from fedstill.federation.job import Job
-from fedstill.federation.requests import WAIT_S, frame, transfer_s, unframe
+from fedstill.federation.requests import HEADER, WAIT_S, frame, transfer_s, unframe
 from fedstill.plan.plan import Plan
 from fedstill.results.record import Record
 from fedstill.wire.encoding import Sizes
@@ -39,8 +39,7 @@ END = "end-after-this-round"
 LEFT_OUT = "left out"
 LONGEST = 500
 """The most characters of a site's text that are recorded."""
-LARGEST = 1 << 40
-"""The most bytes that a site may announce for a reply."""
+TOO_LARGE = "a reply that is too large: {:,} bytes at most are expected."
 PING_S = 5.0
 """How long a site that was left out may take to answer again."""
 PAUSE_S = 0.5
@@ -215,6 +214,7 @@ class RemoteEngine(Engine):
         number = next(self.numbers)
         first = frame({**header, "number": number}, payload)
         poll = {"what": "poll", "number": number}
+        most = 2 * HEADER + (self.largest if header["what"] == "call" else 0)
         begun = heard = time.monotonic()
         on_its_way_s, next_one, why = transfer_s(len(payload)), first, "no answer"
         self.books.tell(SiteSaid(site, "asked", header["what"]))
@@ -229,7 +229,8 @@ class RemoteEngine(Engine):
                     return Failure(site, f"silent for {silence_s:g} s ({why}).")
                 return Failure(site, f"not done within the deadline of {deadline_s:g} s.")
             try:
-                said, data = unframe(self.ask(site, next_one, min(left, WAIT_S + silence_s / 3 + on_its_way_s)))
+                raw = self.ask(site, next_one, min(left, WAIT_S + silence_s / 3 + on_its_way_s))
+                said, data = _opened(raw, most)
             except Unreachable as error:
                 why = str(error)
                 time.sleep(min(PAUSE_S, left))
@@ -242,7 +243,9 @@ class RemoteEngine(Engine):
                 for note in said["notes"][:5] if isinstance(said.get("notes"), list) else ():
                     self.books.note(site, str(note))
                 return Said(said, data)
-            if state == "ready" and type(said.get("bytes")) is int and 0 < said["bytes"] < LARGEST:
+            if state == "ready" and type(said.get("bytes")) is int and said["bytes"] > most:
+                return Failure(site, TOO_LARGE.format(most))
+            if state == "ready" and type(said.get("bytes")) is int and said["bytes"] > 0:
                 on_its_way_s, next_one = transfer_s(said["bytes"]), frame({**poll, "takes_large": True})
             elif state == "working":
                 self.books.tell(SiteSaid(site, "working", progress=said.get("progress", {})))
@@ -251,6 +254,13 @@ class RemoteEngine(Engine):
             else:
                 self.away.add(site)
                 return Failure(site, "it was restarted and has lost the call.")
+
+
+def _opened(raw: object, most: int) -> tuple[dict[str, Any], bytes]:
+    """A site's answer; raises BadMessage for one that is too large, before anything of it is read."""
+    if isinstance(raw, bytes) and len(raw) > most:
+        raise BadMessage(TOO_LARGE.format(most))
+    return unframe(raw)
 
 
 def plain(words: object) -> str:

@@ -29,6 +29,8 @@ from fedstill.plan.prepare import fingerprint_of, make_plan
 ADVICE = {"public": "name `public:` in server.yaml", "labelled": "name `labelled:` in server.yaml"}
 
 CENTRE = "centre"
+DENSEST = 200
+"""How many times larger than its compressed form a public set can be."""
 """The name of the centre's test rows if they have no domains."""
 
 
@@ -60,7 +62,7 @@ class PublicSet:
     def unpack(cls, raw: bytes) -> PublicSet:
         """The set in received bytes; an error if they hold none."""
         try:
-            public = cls(**json.loads(zlib.decompress(raw)))
+            public = cls(**json.loads(_inflated(raw)))
             public._check()
         except (zlib.error, ValueError, TypeError, RecursionError) as error:
             raise FedstillError(f"these are not public samples of fedstill ({error}).") from error
@@ -78,6 +80,15 @@ class PublicSet:
 
     def _as_corpus(self) -> Corpus:
         return Corpus("the public set", self.texts, np.full(len(self.texts), -1), (), self.pairs)
+
+
+def _inflated(raw: bytes) -> bytes:
+    """What was compressed; texts never shrink as far as zeros do, and a megabyte must not become a gigabyte."""
+    reader = zlib.decompressobj()
+    data = reader.decompress(raw, DENSEST * len(raw) + 1024)
+    if not reader.eof or reader.unused_data:
+        raise ValueError(f"{len(raw)} bytes that are not whole, or become too many")
+    return data
 
 
 def read_public(centre: CentreFile) -> PublicSet:

@@ -13,6 +13,8 @@ WAIT_S = 2.0
 """How long a site waits for a result before it answers that it is still working."""
 LARGE = 4 << 20
 """The size of a large reply: it is announced first, so that the centre waits long enough for it."""
+HEADER = 1 << 20
+"""The most bytes of a frame's header."""
 SLOWEST = 100_000
 """The slowest connection that is supported, in bytes per second."""
 
@@ -32,6 +34,8 @@ def unframe(raw: object) -> tuple[dict[str, Any], bytes]:
     if not isinstance(raw, bytes):
         raise BadMessage(f"a {type(raw).__name__} where bytes are expected.")
     size = int.from_bytes(raw[:4], "little")
+    if size > HEADER:
+        raise BadMessage(f"{len(raw)} bytes that are no frame.")
     try:
         header = json.loads(raw[4 : 4 + size])
     except (ValueError, RecursionError) as error:

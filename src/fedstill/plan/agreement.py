@@ -14,7 +14,12 @@ from fedstill.wire.messages import Hello, Message
 
 
 def agree(
-    algorithm: Algorithm, dimensions: Mapping[str, int], public_fingerprint: str, rounds: int, codecs: Codecs
+    algorithm: Algorithm,
+    dimensions: Mapping[str, int],
+    public_fingerprint: str,
+    rounds: int,
+    codecs: Codecs,
+    rows_are_drawn: bool = True,
 ) -> Agreement:
     """The messages that this algorithm may send, and their shapes."""
     types: list[type[Message]] = [Hello, *algorithm.messages]
@@ -25,6 +30,8 @@ def agree(
         public_fingerprint=public_fingerprint,
         rounds=rounds,
         codecs=codecs,
+        required=algorithm.reads(),
+        rows_are_drawn=rows_are_drawn,
     )
 
 

@@ -91,7 +91,10 @@ class Plan:
             "labels": len(self.labels),
         }
         experiment = self.experiment
-        return agree(experiment.method, sizes, self.public_fingerprint, experiment.rounds, experiment.codecs())
+        are_drawn = any(spec.train.rows is not None for spec in (self.server, *self.clients.values()))
+        return agree(
+            experiment.method, sizes, self.public_fingerprint, experiment.rounds, experiment.codecs(), are_drawn
+        )
 
     def make_client(self, name: str, tell: Tell) -> Client:
         """A client in its initial state, with only the rows that it may see."""

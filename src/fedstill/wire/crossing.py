@@ -8,15 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, cast
 
 from torch import Tensor
 
 from fedstill.common.errors import FedstillError
 from fedstill.wire.codecs import Codecs, Direction, Passage
-from fedstill.wire.encoding import Parcel, Parts, Sizes, decode, encode
-from fedstill.wire.guard import check, check_measured
+from fedstill.wire.encoding import Declared, Parcel, Parts, Sizes, decode, encode
+from fedstill.wire.guard import (
+    Expected,
+    Form,
+    check,
+    check_declared,
+    check_measured,
+    most_bytes,
+    most_numbers,
+)
 from fedstill.wire.ledger import Ledger
 from fedstill.wire.messages import SERVER, BadMessage, Hello, Kind, M, Message
 
@@ -26,6 +34,8 @@ Arriving = Callable[[bytes, Passage], bytes]
 Outgoing = Message | Mapping[str, Message] | None
 """One message for all clients, one for each, or none."""
 Histories = dict[str, dict[str, Tensor]]
+FormOf = Callable[[str], Form]
+"""The parameters of a client's model, by the client's name."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,18 @@ class Agreement:
     public_fingerprint: str
     rounds: int
     codecs: Codecs = field(default_factory=Codecs)
+    required: frozenset[str] = frozenset()
+    """The optional fields of replies, as `Type.field`, that the method reads."""
+    rows_are_drawn: bool = True
+    """Whether clients may train on fewer rows than they have."""
+
+    def possible(self, verb: str) -> list[type[Message]]:
+        """The types of message that can arrive as the reply to a verb."""
+        return [cls for cls in self.types.values() if issubclass(cls, self.owed(verb))] or [Message]
+
+    def sends_parameters(self, types: Iterable[type[Message]]) -> bool:
+        """Whether messages of these types can hold the parameters of a model."""
+        return any(item.metadata.get("of_model") for cls in types for item in fields(cls))
 
     @property
     def largest_opinion(self) -> int:
@@ -67,9 +89,10 @@ class Crossing:
         ledger: Ledger | None = None,
         leaving: Sequence[Leaving] = (),
         arriving: Sequence[Arriving] = (),
+        form_of: FormOf | None = None,
     ) -> None:
         self.agreement, self.end, self.ledger = agreement, end, ledger
-        self.leaving, self.arriving = leaving, arriving
+        self.leaving, self.arriving, self.form_of = leaving, arriving, form_of
 
     # The server's side: calls go out, replies come in
 
@@ -85,18 +108,27 @@ class Crossing:
 
     def reply(self, raw: bytes, name: str, verb: str, round: int, asked: int = -1) -> Parcel:
         """A client's reply; raises BadMessage if it is not as agreed. `asked`: how many rows it was asked about."""
-        parcel = self._unpack(raw, self._passage(name, [SERVER], round))
+        owed, possible = self.agreement.owed(verb), self.agreement.possible(verb)
+        expected = self._expected(name, possible, asked)
+        parcel = self._unpack(raw, self._passage(name, [SERVER], round), possible, expected)
         message, envelope = parcel.message, parcel.envelope
         if message is None:
             raise BadMessage("an empty reply.")
         if envelope.get("round") != round:
             raise BadMessage(f"a reply for round {envelope.get('round')} in round {round}.")
-        if isinstance(message, Hello) != (verb == "hello") or not isinstance(message, self.agreement.owed(verb)):
+        if isinstance(message, Hello) != (verb == "hello") or not isinstance(message, owed):
             raise BadMessage(f"{type(message).__name__} is no reply to {verb}.")
-        self._guard(message, asked)
-        check_measured(envelope.setdefault("metrics", []), envelope.setdefault("notes", []))
+        if asked > 0 and Message not in owed and not _is_of_rows(type(message)) and any(map(_is_of_rows, owed)):
+            raise BadMessage(f"{type(message).__name__} says nothing about the {asked} rows asked about.")
+        check(message, expected)
+        check_measured(envelope.setdefault("metrics", []), envelope.setdefault("notes", []), self.agreement.rounds + 1)
         self._count("up", verb, message, raw)
         return parcel
+
+    def most_bytes(self, name: str, verb: str, asked: int = -1) -> int:
+        """The most bytes that a client's reply can have."""
+        possible = self.agreement.possible(verb)
+        return _most(possible, self._expected(name, possible, asked))
 
     def forget(self, names: Iterable[str]) -> None:
         """Send no differences to these clients next time: it is not known what they have received."""
@@ -113,9 +145,14 @@ class Crossing:
 
     def call(self, raw: bytes) -> Parcel:
         """The server's call; raises BadMessage if it is not as agreed."""
-        parcel = self._unpack(raw, self._passage(SERVER, [self.end.name], 0))
+        possible = list(self.agreement.types.values())
+        expected = replace(self._expected(self.end.name, possible), required=frozenset())
+        parcel = self._unpack(raw, self._passage(SERVER, [self.end.name], 0), possible, expected)
+        verb, round = parcel.envelope.get("verb"), parcel.envelope.get("round")
+        if not isinstance(verb, str) or type(round) is not int:
+            raise BadMessage("a call without a verb, or without a round.")
         if parcel.message is not None:
-            self._guard(parcel.message)
+            check(parcel.message, expected)
         return parcel
 
     def answer(self, message: Message | None, envelope: Mapping[str, Any], round: int) -> bytes:
@@ -127,7 +164,7 @@ class Crossing:
     def _passage(self, sender: str, receivers: Sequence[str], round: int) -> Passage:
         agreement = self.agreement
         direction: Direction = "down" if sender == SERVER else "up"
-        return Passage(direction, sender, tuple(receivers), round, agreement.rounds, agreement.largest_opinion)
+        return Passage(direction, sender, tuple(receivers), round, agreement.rounds)
 
     def _pack(self, message: Message | None, envelope: Mapping[str, Any], to: Sequence[str], round: int) -> bytes:
         if message is None:
@@ -150,22 +187,42 @@ class Crossing:
 
         return encode(message, envelope, code)
 
-    def _unpack(self, raw: bytes, passage: Passage) -> Parcel:
+    def _unpack(
+        self, raw: bytes, passage: Passage, possible: Sequence[type[Message]] = (), expected: Expected | None = None
+    ) -> Parcel:
+        def admit(cls: type[Message], arrays: Mapping[str, Declared]) -> None:
+            if expected is not None:
+                check_declared(cls, arrays, expected)
+
         def restore(cls: type[Message], name: str, parts: Parts) -> Tensor:
             codec = self.agreement.codecs.of(_kind(cls, name))
             if codec is None:
                 raise BadMessage(f"{cls.__name__}.{name} is coded, and no codec was agreed on.")
             with self._history(f"{name} from {passage.sender}") as history:
-                return codec.decode(parts, passage, history)
+                return codec.decode(parts, replace(passage, largest=largest(cls, name)), history)
+
+        def largest(cls: type[Message], name: str) -> int | None:
+            base, _, key = name.partition("/")
+            found = None if expected is None else most_numbers(cls.__dataclass_fields__[base], key, expected)
+            return self.agreement.largest_opinion if found is None and _kind(cls, name) == "opinions" else found
 
         for step in self.arriving:
             raw = step(raw, passage)
-        return decode(raw, self.agreement.types, restore)
+        if expected is not None and len(raw) > (most := _most(possible, expected)):
+            raise BadMessage(f"a message of {len(raw):,} bytes, and {most:,} at most are expected.")
+        return decode(raw, self.agreement.types, restore, admit)
 
-    def _guard(self, message: Message, asked: int = -1) -> None:
+    def _expected(self, client: str, types: Iterable[type[Message]], asked: int = -1) -> Expected:
+        """What a message of one of these types, from or to this client, must be like."""
         agreement = self.agreement
-        agreed = {"public_fingerprint": agreement.public_fingerprint}
-        check(message, {**agreement.dimensions, "asked": asked}, agreed)
+        knows_form = self.form_of is not None and agreement.sends_parameters(types)
+        return Expected(
+            dimensions={**agreement.dimensions, "asked": asked},
+            agreed={"public_fingerprint": agreement.public_fingerprint},
+            form=self.form_of(client) if self.form_of is not None and knows_form else None,
+            required=agreement.required,
+            rows_are_drawn=agreement.rows_are_drawn,
+        )
 
     @contextmanager
     def _history(self, name: str) -> Iterator[dict[str, Tensor]]:
@@ -212,6 +269,16 @@ def _groups(message: Outgoing, names: Sequence[str]) -> list[tuple[Message | Non
             encoded[id(own)] = encode(own)
         groups.setdefault(encoded[id(own)], (own, []))[1].append(name)
     return list(groups.values())
+
+
+def _most(possible: Iterable[type[Message]], expected: Expected) -> int:
+    """The most bytes that a message of one of these types can have."""
+    return max(most_bytes(cls, expected) for cls in possible)
+
+
+def _is_of_rows(cls: type[Message]) -> bool:
+    """Whether such a message has something for every row that was asked about."""
+    return any("asked" in item.metadata.get("shape", ()) for item in fields(cls))
 
 
 def _kind(cls: type[Message], name: str) -> Kind | None:

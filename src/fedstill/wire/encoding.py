@@ -1,21 +1,22 @@
 """The binary form of messages.
 
 A message travels as one safetensors blob: arrays and floats as tensors, everything else and the envelope as JSON in the
-header. Decoding never runs code from a message. All engines send the same bytes, even inside one process, so they
-compute the same numbers.
+header. Before it stand a mark, whose last byte is the version of this form, and a checksum. Decoding never runs code
+from a message. All engines send the same bytes, even inside one process, so they compute the same numbers.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -28,8 +29,31 @@ Code = Callable[[str, Tensor], Parts | None]
 Restore = Callable[[type[Message], str, Parts], Tensor]
 """(type of message, `field` or `field/key`, its parts) -> the value."""
 
+
+@dataclass(frozen=True)
+class Declared:
+    """What the header says about one tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return math.prod(self.shape) * WIDTHS[self.dtype]
+
+
+Admit = Callable[[type[Message], Mapping[str, Declared]], None]
+"""Raises BadMessage where a message of this type cannot have these tensors; called before they are made."""
+
 MARK = "#"
 """Separates a tensor's name from the name of one of its parts."""
+SEAL = b"FDS\x02"
+"""The first bytes of a message; a CRC-32 of all that follows it comes next."""
+SEALED = len(SEAL) + 4
+WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+"""The types of numbers that can be sent, and their bytes."""
+MOST_DIMENSIONS = 8
 
 
 @dataclass(frozen=True)
@@ -43,13 +67,10 @@ class Sizes:
     @classmethod
     def of(cls, raw: bytes) -> Sizes:
         """Read from the header of an encoded message."""
-        header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
         payload = indices = 0
-        for name, part in header.items():
-            if name != "__metadata__":
-                size = part["data_offsets"][1] - part["data_offsets"][0]
-                counts = "F" in part["dtype"] or part["dtype"] == "U8"  # U8: numbers packed by a codec
-                payload, indices = (payload + size, indices) if counts else (payload, indices + size)
+        for part in _declared(_header(memoryview(raw)[SEALED:])).values():
+            counts = "F" in part.dtype or part.dtype == "U8"  # U8: numbers packed by a codec
+            payload, indices = (payload + part.bytes, indices) if counts else (payload, indices + part.bytes)
         return cls(payload, indices, len(raw) - payload - indices)
 
     def uncoded(self, message: Message | None) -> Sizes:
@@ -83,7 +104,23 @@ def encode(
         tensors |= {name: _own(value)} if parts is None else {f"{name}{MARK}{p}": _own(v) for p, v in parts.items()}
     plain = _plain(message)
     header = {"type": type(message).__name__ if message is not None else None, "plain": plain, **(envelope or {})}
-    return bytes(save(tensors, metadata={"fedstill": json.dumps(header)}))
+    return seal(save(tensors, metadata={"fedstill": json.dumps(header)}))
+
+
+def seal(blob: bytes) -> bytes:
+    """The blob of a message behind its mark and checksum; what has them already stays as it is."""
+    if blob[: len(SEAL)] == SEAL:
+        return blob
+    return b"".join([SEAL, zlib.crc32(blob).to_bytes(4, "little"), blob])
+
+
+def _unseal(raw: bytes) -> bytes:
+    if raw[: len(SEAL)] != SEAL:
+        raise ValueError("it is not of this version of fedstill")
+    blob = raw[SEALED:]
+    if zlib.crc32(blob) != int.from_bytes(raw[len(SEAL) : SEALED], "little"):
+        raise ValueError("its checksum is wrong: it was damaged on its way")
+    return blob
 
 
 def _tensors(message: Message | None) -> dict[str, Tensor]:
@@ -117,26 +154,63 @@ def _own(value: Tensor) -> Tensor:
     return value.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
-def decode(raw: bytes, types: Mapping[str, type[Message]], restore: Restore | None = None) -> Parcel:
-    """The message in these bytes; raises BadMessage if it is damaged or of none of these types."""
+def decode(
+    raw: bytes, types: Mapping[str, type[Message]], restore: Restore | None = None, admit: Admit | None = None
+) -> Parcel:
+    """The message in these bytes; raises BadMessage, and nothing else, if it is damaged or of none of these types."""
     try:
-        header_size = int.from_bytes(raw[:8], "little")
-        header = json.loads(json.loads(raw[8 : 8 + header_size])["__metadata__"]["fedstill"])
-        tensors = load(raw)
+        blob = _unseal(raw)
+        whole_header = _header(blob)
+        header, declared = json.loads(whole_header["__metadata__"]["fedstill"]), _declared(whole_header)
         name, plain = header.pop("type"), header.pop("plain")
         if not isinstance(name, str | None) or not isinstance(plain, dict):
             raise TypeError("its header is not that of a message")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
-        raise BadMessage(f"unreadable message of {len(raw)} bytes ({error}).") from error
+    except Exception as error:
+        raise BadMessage(f"unreadable message of {len(raw)} bytes ({_said(error)}).") from error
     if name is None:
         return Parcel(None, header)
     if name not in types:
-        raise BadMessage(f"a message of type {name!r} where {', '.join(types)} is expected.")
+        raise BadMessage(f"a message of type {name[:60]!r} where {', '.join(types)} is expected.")
     try:
+        if admit is not None:
+            admit(types[name], declared)
+        tensors = load(blob)
         whole = tensors if restore is None else _restored(types[name], tensors, restore)
         return Parcel(_assemble(types[name], plain, whole), header)
-    except (KeyError, TypeError, RuntimeError) as error:
-        raise BadMessage(f"{name} lacks a field, or has one of another kind ({error}).") from error
+    except BadMessage:
+        raise
+    except Exception as error:  # a stranger's bytes may lead anywhere: whatever happens is about this message
+        raise BadMessage(f"{name} lacks a field, or has one of another kind ({_said(error)}).") from error
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:200]
+
+
+def _header(blob: bytes | memoryview) -> dict[str, Any]:
+    """The header of a safetensors blob."""
+    size = int.from_bytes(blob[:8], "little")
+    if size > len(blob) - 8:
+        raise ValueError(f"its header has {size} bytes")
+    header = json.loads(bytes(blob[8 : 8 + size]))
+    if not isinstance(header, dict):
+        raise TypeError("its header is not that of a message")
+    return header
+
+
+def _declared(header: Mapping[str, Any]) -> dict[str, Declared]:
+    """The tensors in a header; raises ValueError for those that cannot be sent."""
+    found = {}
+    for name, about in header.items():
+        if name == "__metadata__":
+            continue
+        dtype, shape = about["dtype"], about["shape"]
+        if dtype not in WIDTHS:
+            raise ValueError(f"{name[:60]} holds {str(dtype)[:20]}, which cannot be sent")
+        if len(shape) > MOST_DIMENSIONS or not all(type(size) is int and 0 <= size < 1 << 40 for size in shape):
+            raise ValueError(f"{name[:60]} has {len(shape)} dimensions, or one without a size")
+        found[name] = Declared(dtype, tuple(shape))
+    return found
 
 
 def _restored(cls: type[Message], tensors: Mapping[str, Tensor], restore: Restore) -> dict[str, Tensor]:
@@ -163,12 +237,21 @@ def _assemble(cls: type[Message], plain: dict[str, Any], tensors: dict[str, Tens
             value = tensors.pop(name)
             values[name] = value.item() if float in kinds else value
     if plain or tensors:
-        raise BadMessage(f"{cls.__name__} has no field {', '.join([*plain, *tensors])}.")
+        raise BadMessage(f"{cls.__name__} has no field {', '.join([*plain, *tensors])[:60]}.")
     return cls(**values)
 
 
 def kinds_of(cls: type[Message]) -> dict[str, tuple[type, ...]]:
     """The types that each field may have; dict stands for every kind of mapping."""
+    if cls not in _kinds:
+        _kinds[cls] = _kinds_of(cls)
+    return _kinds[cls]
+
+
+_kinds: dict[type[Message], dict[str, tuple[type, ...]]] = {}
+
+
+def _kinds_of(cls: type[Message]) -> dict[str, tuple[type, ...]]:
     hints = get_type_hints(cls)
     kinds = {name: get_args(hint) if isinstance(hint, UnionType) else (hint,) for name, hint in hints.items()}
     return {

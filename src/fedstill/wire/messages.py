@@ -21,6 +21,17 @@ SERVER = "server"
 
 Kind = Literal["opinions", "parameters"]
 """The kinds of field that a codec can be chosen for."""
+Holds = Literal["floats", "integers"]
+"""What the numbers of an array are."""
+
+MOST_ROWS = 10**9
+"""The most rows that a client can have."""
+MOST_LOGIT = 1e6
+"""The largest logit, of either sign: a blend of larger ones has no digits left for those of others."""
+MOST_LOSS = 1e12
+"""The largest loss."""
+MOST_PARAMETER = 1e12
+"""The largest parameter, of either sign."""
 
 
 class BadMessage(FedstillError):
@@ -35,23 +46,44 @@ class Message:
 M = TypeVar("M", bound=Message)
 
 
-def array(*shape: str | int, optional: bool = False, kind: Kind | None = None) -> Any:
+def number(least: float, most: float, optional: bool = False) -> Any:
+    """A field for an integer or a float in this range."""
+    about = {"least": least, "most": most}
+    return field(default=None, metadata=about) if optional else field(metadata=about)
+
+
+def array(
+    *shape: str | int,
+    optional: bool = False,
+    kind: Kind | None = None,
+    holds: Holds | None = None,
+    least: float | None = None,
+    most: float | None = None,
+    below: str | None = None,
+) -> Any:
     """A field for an array; the guard checks its shape, in which "public" is the number of public samples, and so on.
 
-    "asked" is the length of the field `rows` in the call that the message replies to.
+    "asked" is the length of the field `rows` in the call that the message replies to. `least` and `most` limit its
+    numbers; `below` names the dimension that they count, such as "public" for the numbers of public samples.
     """
-    about = {"shape": shape, "kind": kind}
+    limits = {"least": 0 if below is not None else least, "most": most, "below": below}
+    about: dict[str, Any] = {"shape": shape, "kind": kind, "holds": "integers" if below is not None else holds}
+    about |= {name: limit for name, limit in limits.items() if limit is not None}
     return field(default=None, metadata=about) if optional else field(metadata=about)
 
 
 def opinions(*shape: str | int, optional: bool = False) -> Any:
     """A field for an array of a model's logits or probabilities for samples: a codec may shrink it."""
-    return array(*shape, optional=optional, kind="opinions")
+    return array(*shape, optional=optional, kind="opinions", holds="floats", least=-MOST_LOGIT, most=MOST_LOGIT)
 
 
-def parameters(optional: bool = False) -> Any:
-    """A field for a mapping of a model's parameters, or of changes to them: a codec may shrink it."""
-    about = {"kind": "parameters"}
+def parameters(optional: bool = False, coded: bool = True, whole: bool = True) -> Any:
+    """A field for a mapping of a model's parameters, or of changes to them: a codec may shrink it if it is `coded`.
+
+    `whole`: the names and shapes are those of the client's model, no more and no less.
+    """
+    about: dict[str, Any] = {"kind": "parameters" if coded else None, "of_model": True, "whole": whole}
+    about |= {"least": -MOST_PARAMETER, "most": MOST_PARAMETER}
     return field(default=None, metadata=about) if optional else field(metadata=about)
 
 
@@ -59,11 +91,11 @@ def parameters(optional: bool = False) -> Any:
 class Hello(Message):
     """What a client tells about itself before the first round."""
 
-    size: int = field(metadata={"least": 1})
-    label_counts: Tensor | None = array("labels", optional=True)
+    size: int = number(1, MOST_ROWS)
+    label_counts: Tensor | None = array("labels", optional=True, holds="integers", least=0, most=MOST_ROWS)
     architecture: str = ""
     public_fingerprint: str = field(default="", metadata={"agreed": True})
-    unlike: float | None = None
+    unlike: float | None = number(0, 1, optional=True)
     """How well words alone tell its rows from the public ones: 0.5, as a coin would, to 1."""
 
 
@@ -72,11 +104,12 @@ class Opinion(Message):
     """A client's predictions for the public samples, and how well it fits its own rows."""
 
     logits: Tensor = opinions("public", "labels")
-    loss: float | None = None
-    class_losses: Tensor | None = array("labels", optional=True)
-    f1: float | None = None
+    loss: float | None = number(0, MOST_LOSS, optional=True)
+    class_losses: Tensor | None = array("labels", optional=True, holds="floats", least=-1, most=MOST_LOSS)
+    """-1 for a class that the client has no rows of."""
+    f1: float | None = number(0, 1, optional=True)
     labelled_logits: Tensor | None = opinions("labelled", "labels", optional=True)
-    competence: Tensor | None = array("public", optional=True)
+    competence: Tensor | None = array("public", optional=True, holds="floats", least=0)
 
 
 @dataclass(frozen=True)
@@ -104,4 +137,4 @@ class Parameters(Message):
 class Done(Message):
     """A client has done its work and sends no opinion."""
 
-    loss: float | None = None
+    loss: float | None = number(0, MOST_LOSS, optional=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -40,6 +41,10 @@ class LowRank(Codec):
     def decode(self, parts: Parts, passage: Passage, history: History) -> Tensor:
         try:
             u, s, v = (parts[name] for name in "USV")
+            if passage.largest is not None and len(u) * math.prod(v.shape[1:]) > passage.largest:
+                raise BadMessage(
+                    f"factors of {len(u)} x {tuple(v.shape[1:])} numbers, and {passage.largest} are expected."
+                )
             product = (u.double() * s.double()) @ v.double().flatten(1)
             return product.reshape(len(u), *v.shape[1:]).to(u.dtype)
         except (KeyError, RuntimeError, IndexError) as error:
