@@ -24,6 +24,7 @@ from fedstill.wire.guard import (
     check_measured,
     most_bytes,
     most_numbers,
+    short,
 )
 from fedstill.wire.ledger import Ledger
 from fedstill.wire.messages import SERVER, BadMessage, Hello, Kind, M, Message
@@ -115,7 +116,7 @@ class Crossing:
         if message is None:
             raise BadMessage("an empty reply.")
         if envelope.get("round") != round:
-            raise BadMessage(f"a reply for round {envelope.get('round')} in round {round}.")
+            raise BadMessage(f"a reply for round {short(envelope.get('round'))} in round {round}.")
         if isinstance(message, Hello) != (verb == "hello") or not isinstance(message, owed):
             raise BadMessage(f"{type(message).__name__} is no reply to {verb}.")
         if asked > 0 and Message not in owed and not _is_of_rows(type(message)) and any(map(_is_of_rows, owed)):
