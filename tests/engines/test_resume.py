@@ -16,6 +16,7 @@ import yaml
 from fedstill import Experiment, FedstillError, Record, resume, run
 from fedstill.common.events import Begun, Event, Measured, Noted, RoundDone, Tell
 from fedstill.config.source import dump
+from fedstill.engines.runner import begin_or_finish
 from tests.engines.conftest import content
 
 Small = Callable[..., Experiment]
@@ -276,3 +277,66 @@ def test_a_full_disk_is_one_sentence_leaves_nothing_half_written_and_the_run_goe
     assert not list(folder.rglob(".writing-*"))
     resume(folder)
     assert json.loads((folder / "summary.json").read_text())["rounds"] == 3
+
+
+def test_force_does_not_delete_a_folder_in_use(small: Small, tmp_path: Path) -> None:
+    refused = []
+
+    def meanwhile(event: Event) -> None:
+        if isinstance(event, Begun | RoundDone):
+            with pytest.raises(FedstillError, match="is in use: another process runs in it"):
+                run(small(), tmp_path / "run", force=True)
+            refused.append(event)
+
+    assert run(small(rounds=1), tmp_path / "run", tell=meanwhile).is_finished
+    assert len(refused) == 2
+    assert run(small(rounds=1), tmp_path / "run", force=True).is_finished
+
+
+@pytest.mark.parametrize("kind", ["metrics", "ledger"])
+def test_a_file_that_lost_its_end_is_found_and_not_padded(small: Small, tmp_path: Path, kind: str) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(small(), tmp_path / "run", tell=stop_after(1))
+    file = tmp_path / "run" / f"{kind}.jsonl"
+    left = file.read_bytes()[:100]
+    file.write_bytes(left)
+    with pytest.raises(FedstillError, match=rf"{kind}\.jsonl has 100 bytes, and had .* its end is lost"):
+        resume(tmp_path / "run")
+    assert file.read_bytes() == left
+
+
+def test_a_kill_after_the_summary_leaves_nothing_for_long(small: Small, tmp_path: Path) -> None:
+    experiment = small(rounds=1)
+    run(experiment, tmp_path / "run")
+    left = tmp_path / "run" / "checkpoint" / "state"
+    left.mkdir(parents=True)
+    with pytest.raises(FedstillError, match="is finished"):
+        resume(tmp_path / "run")
+    assert not left.parent.exists()
+    left.mkdir(parents=True)
+    begin_or_finish(experiment, tmp_path / "run")
+    assert not left.parent.exists()
+
+
+def test_a_run_that_cannot_begin_leaves_no_folder(small: Small, tmp_path: Path) -> None:
+    broken = small(corpus={"path": str(tmp_path / "nowhere.csv"), "text": "a", "label": "b"})
+    with pytest.raises(FedstillError):
+        run(broken, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_five_quick_interruptions_are_one(small: Small, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(ENDLESS)
+    forever = {"epochs": 10**9, "max_length": 16}
+    process = start(small(algorithm=f"{tmp_path}/own.py:Endless", train=forever, workers=2), tmp_path / "here")
+    try:
+        wait_for(tmp_path / "training", process)
+        for _ in range(5):
+            os.kill(process.pid, signal.SIGINT)
+            time.sleep(0.02)
+        output = process.communicate(timeout=600)[0]
+    finally:
+        process.kill()
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    assert "Go on with: fedstill run --resume" in output

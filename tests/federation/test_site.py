@@ -298,3 +298,12 @@ def test_a_site_goes_back_no_further_than_it_must(together: Make) -> None:
     assert after.answer(Request("restore", "garden", 5)) == b"3"
     assert after.answer(Request("restore", "garden", 2)) == b"2"
     assert after.answer(Request("restore", "garden", 1)) == b"0"  # two are kept
+
+
+def test_only_the_sites_own_user_can_read_what_it_keeps(together: Make) -> None:
+    stage = together(rounds=1)
+    stage.conduct()
+    kept = [path for site in stage.sites.values() for path in (site.folder, *site.folder.rglob("*"))]
+    assert any(path.suffix == ".safetensors" for path in kept)
+    assert {oct(path.stat().st_mode & 0o777) for path in kept if path.is_dir()} == {"0o700"}
+    assert {oct(path.stat().st_mode & 0o777) for path in kept if path.is_file()} == {"0o600"}

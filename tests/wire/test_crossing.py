@@ -160,6 +160,10 @@ def test_the_guard_stands_at_the_client_too():
     server, clients = ends("books")
     with pytest.raises(BadMessage, match="not finite"):
         clients["books"].call(encode(Answer(torch.full((4, 3), torch.inf)), {"verb": "turn", "round": 1}))
+    with pytest.raises(BadMessage, match=r"Answer.logits is 3e\+38: at most 1e\+06 is expected"):
+        clients["books"].call(server.calls("turn", Answer(torch.full((4, 3), 3e38)), ["books"], 1)["books"])
+    with pytest.raises(BadMessage, match=r"Answer.logits holds torch.int64: floats are expected"):
+        clients["books"].call(server.calls("turn", Answer(torch.ones(4, 3).long()), ["books"], 1)["books"])
     with pytest.raises(BadMessage, match=r"has shape \(9, 3\)"):
         clients["books"].call(server.calls("turn", Answer(torch.ones(9, 3)), ["books"], 1)["books"])
 

@@ -361,9 +361,11 @@ def _read(path: Path) -> Any:
 def _saying_how_to_go_on(folder: Path, again: str) -> Iterator[None]:
     """Turn an interruption, or the loss of a rank, into an error with the command that continues the run."""
     from fedstill.engines import ranks
+    from fedstill.engines.runner import stopping_on_sigterm
 
     try:
-        yield
+        with stopping_on_sigterm(for_good=True):
+            yield
     except (KeyboardInterrupt, ranks.LostRank) as stop:
         begun = (folder / "experiment.yaml").exists()
         if (lost := stop if isinstance(stop, ranks.LostRank) else ranks.loss()) is not None:

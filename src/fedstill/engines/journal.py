@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,34 @@ except ImportError:  # Windows: two runs in one folder are not noticed there
 KINDS = ("metrics", "ledger", "log")
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a folder for this process, and make it if need be; raises if another process holds it.
+
+    A folder that is empty in the end is removed again.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    place = os.open(folder, os.O_RDONLY) if fcntl is not None else None
+    try:
+        if place is not None:
+            _lock(place, folder)
+        yield
+    finally:
+        if place is not None:
+            os.close(place)
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _lock(file: int, folder: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise FedstillError(f"{folder} is in use: another process runs in it. Wait for it, or end it.") from error
+    except OSError:
+        return  # a file system without locks: two runs in one folder are not noticed there
+
+
 class Journal:
     """Appends to `metrics.jsonl` and `ledger.jsonl`, equal for equal experiments, and `log.jsonl`, which is not."""
 
@@ -25,12 +54,10 @@ class Journal:
         self.files = {kind: (folder / f"{kind}.jsonl").open("a", encoding="utf-8") for kind in KINDS}
         if fcntl is not None:
             try:
-                fcntl.flock(self.files["log"], fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+                _lock(self.files["log"].fileno(), folder)
+            except FedstillError:
                 self.close()
-                raise FedstillError(
-                    f"{folder} is in use: another process runs in it. Wait for it, or end it."
-                ) from error
+                raise
 
     def write(self, kind: str, lines: Iterable[Mapping[str, Any]]) -> None:
         """Append lines of a kind."""
@@ -47,9 +74,15 @@ class Journal:
 
     def cut(self, offsets: Mapping[str, int]) -> None:
         """Cut the files, except the log, to these lengths: the interrupted round is repeated."""
-        for kind, file in self.files.items():
-            if kind != "log":
-                file.truncate(offsets.get(kind, 0))
+        lengths = {kind: offsets.get(kind, 0) for kind in self.files if kind != "log"}
+        for kind, length in lengths.items():
+            if (there := os.fstat(self.files[kind].fileno()).st_size) < length:
+                raise FedstillError(
+                    f"{self.files[kind].name} has {there:,} bytes, and had {length:,} at the checkpoint: its end is "
+                    "lost. Restore it from a copy, or start again with --force."
+                )
+        for kind, length in lengths.items():
+            self.files[kind].truncate(length)
 
     def close(self) -> None:
         """Close the files."""

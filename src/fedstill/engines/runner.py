@@ -21,7 +21,7 @@ from fedstill.engines import checkpoint, ranks, torchrun
 from fedstill.engines.books import Books
 from fedstill.engines.checkpoint import Manifest
 from fedstill.engines.conductor import Conductor
-from fedstill.engines.journal import Journal
+from fedstill.engines.journal import Journal, held
 from fedstill.engines.ranks import Place
 from fedstill.engines.table import MakeEngine, maker_of, ranks_at_work
 from fedstill.plan.plan import Plan
@@ -41,7 +41,7 @@ def run(
     make = maker_of(experiment.engine)
     _make_room(folder, force, experiment)
     tell(Preparing(str(folder)))
-    with stopping_on_sigterm(), _explaining(folder):
+    with stopping_on_sigterm(), _explaining(folder), held(folder):
         experiment, plan, corpus = prepare(experiment, folder.resolve())
         write_whole(folder / "partition.safetensors", save(plan.partition.to_arrays()))
         write_whole(
@@ -57,18 +57,18 @@ def resume(folder: str | Path, tell: Tell = tell_nobody) -> Record:
     if not (folder / "experiment.yaml").exists():
         raise FedstillError(f"{folder} holds no run to go on with: there is no experiment.yaml in it.")
     if Record(folder).is_finished:
+        checkpoint.clear(folder)  # a kill after the last line of a run leaves it behind
         raise FedstillError(f"{folder} is finished; look at it with: fedstill compare {folder}")
     tell(Preparing(str(folder)))
     experiment = load_experiment(folder / "experiment.yaml")
     make = maker_of(experiment.engine, folder)
-    with stopping_on_sigterm(), _explaining(folder):
+    with stopping_on_sigterm(), _explaining(folder), held(folder):
         experiment, plan, corpus = prepare(experiment, folder.resolve())
-    manifest, passed = checkpoint.latest(folder)
-    for sentence in passed:
-        tell(Noted(sentence))
-    if manifest is not None:
-        refuse_changes(folder, manifest, plan)
-    with stopping_on_sigterm(), _explaining(folder):
+        manifest, passed = checkpoint.latest(folder)
+        for sentence in passed:
+            tell(Noted(sentence))
+        if manifest is not None:
+            refuse_changes(folder, manifest, plan)
         tell(begun(plan, manifest, _hosts(plan), corpus.counts))
         return conduct(plan, folder, tell, manifest, make)
 
@@ -79,6 +79,7 @@ def begin_or_finish(experiment: Experiment, folder: Path, force: bool = False, t
         return run(experiment, folder, force, tell)
     if not Record(folder).is_finished:
         return resume(folder, tell)
+    checkpoint.clear(folder)
     tell(Finished(str(folder), was_before=True))
     return Record(folder)
 
@@ -152,7 +153,8 @@ def _what_counts(experiment: dict[str, Any]) -> dict[str, Any]:
 
 def _make_room(folder: Path, force: bool, experiment: Experiment) -> None:
     if force and (folder / "experiment.yaml").exists():
-        shutil.rmtree(folder)
+        with held(folder):
+            shutil.rmtree(folder)
     if Record(folder).is_finished:
         raise FedstillError(
             f"{folder} holds a finished run; --force runs it again, or choose another folder with --out."
@@ -200,18 +202,36 @@ def _explaining(folder: Path) -> Iterator[None]:
         raise FedstillError(where + (advice if begun else "")) from error
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_heard: list[int] = []
+"""The signal that is ending a run now."""
+
+
 @contextmanager
-def stopping_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does; ranks handle both signals themselves."""
+def stopping_on_sigterm(for_good: bool = False) -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does; ranks handle both signals themselves.
+
+    Only the first signal counts: what ends a run must not be interrupted. `for_good`: nor what follows it.
+    """
     if ranks.current is not None or threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def stop(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt(signum)
-
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {one: signal.getsignal(one) for one in SIGNALS}
+    if before[signal.SIGINT] == signal.SIG_IGN:  # a command in the background
+        del before[signal.SIGINT]
+    for one in before:
+        signal.signal(one, _stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        is_outermost = before[signal.SIGTERM] is not _stop
+        if is_outermost and not (for_good and _heard):
+            _heard.clear()
+            for one, handler in before.items():
+                signal.signal(one, handler)
+
+
+def _stop(signum: int, frame: object) -> None:
+    if not _heard:
+        _heard.append(signum)
+        raise KeyboardInterrupt(signum)

@@ -272,6 +272,7 @@ def conduct(job: Job, file: CentreFile, runs: Path, ask: Ask, tell: Tell) -> Rec
     """Run a job, or continue it after its last finished round; its record is in a folder named after it."""
     folder = (runs / job.id).resolve()
     if Record(folder).is_finished:
+        checkpoint.clear(folder)
         return Record(folder)
     plugins.allow_only(file.own)
     plan, public = centre_plan(job, file, folder)

@@ -54,6 +54,7 @@ class Site:
         self.name, self.job, self.file = name, job, file
         self.folder = folder / job.id
         self.folder.mkdir(parents=True, exist_ok=True)
+        keep_private(self.folder)
         self.public = self.folder / "public.bin"
         self.worker: Worker | None = None
         self.boundary = 0
@@ -144,6 +145,7 @@ class Site:
                 "files row by row."
             )
         write_whole(self.public, public.pack())
+        keep_private(self.public)
 
     def _call(self, task: SiteTask, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         round = int(header["round"])
@@ -236,7 +238,14 @@ class Site:
 
     def _log(self, line: str) -> None:
         with (self.folder / "site.log").open("a", encoding="utf-8") as out:
+            keep_private(self.folder / "site.log")
             out.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+
+
+def keep_private(path: Path) -> None:
+    """Let nobody but the site's own user read a folder and all that is in it, or a file."""
+    for one in (path, *(path.rglob("*") if path.is_dir() else ())):
+        one.chmod(0o700 if one.is_dir() else 0o600)
 
 
 def refuse_unwanted(job: Job, file: SiteFile, name: str) -> None:

@@ -25,6 +25,7 @@ from fedstill.common.events import Event, Tell
 from fedstill.engines.hosting import Outcome, Pipe, Reason, Request, receive, send, serve
 from fedstill.engines.processes import STOP_S, how_it_died
 from fedstill.federation.requests import Refusal
+from fedstill.wire.messages import BadMessage
 
 
 class Died(Exception):
@@ -52,6 +53,7 @@ class Worker:
     def __init__(self, errand: Errand, log: Path) -> None:
         here, there = socket.socketpair()
         with log.open("ab") as out:
+            log.chmod(0o600)
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "fedstill.federation.worker", str(there.fileno())],
                 pass_fds=[there.fileno()],
@@ -96,6 +98,7 @@ class Worker:
 
 def main() -> None:
     """The main function of a worker: it answers requests one after the other until the socket closes."""
+    os.umask(0o077)  # states are private
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the parent decides what to do
     threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
     connection = Connection(int(sys.argv[1]))
@@ -118,7 +121,7 @@ def main() -> None:
 
 def _safe(error: Exception) -> str:
     """A message that may be sent to the centre. The error's own message may quote private rows: it is only logged."""
-    if isinstance(error, Refusal):
+    if isinstance(error, Refusal | BadMessage):  # what is wrong with the centre's message is nothing private
         return str(error)
     import traceback
 
