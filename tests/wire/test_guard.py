@@ -119,8 +119,10 @@ def test_the_largest_message_follows_from_the_declared_shapes():
     numbers = 4 * 3 + 2 * 3  # logits and labelled logits
     small = most_bytes(Opinion, EXPECTED)
     large = most_bytes(Opinion, Expected({**DIMENSIONS, "public": 1004}))
-    assert large - small == 1000 * (3 * 12 + 8)  # a codec may use 12 bytes a number; competence has none
-    assert small > 12 * numbers
+    assert large - small == 1000 * (3 + 1) * 8  # logits and competence
+    coded = frozenset({"opinions"})  # a codec may also send where a number is
+    assert most_bytes(Opinion, Expected(DIMENSIONS, coded=coded)) - small == 4 * numbers
+    assert small > 8 * numbers
     form = {"w": ((100, 10), True)}
     assert most_bytes(Parameters, Expected(DIMENSIONS, form=form)) < 20_000 + (1 << 18)
 

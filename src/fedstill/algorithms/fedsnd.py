@@ -26,6 +26,9 @@ from fedstill.parties.server import Server
 from fedstill.wire.messages import Done, Message, Parameters
 from fedstill.wire.replies import Replies, average, uniform
 
+MOST_NOISE = 10_000
+"""The most noise samples of one client: n_k is what the client says, and must not exhaust the server's memory."""
+
 
 @dataclass(frozen=True)
 class Noise:
@@ -119,7 +122,7 @@ class FedSND(Algorithm):
         for name, up in ups.items():
             guest.set_parameters(up.parameters)
             space = space_of(guest.model, me.spec.train.max_length)
-            many = max(1, round(self.noise_share * ups.clients[name].size))
+            many = min(MOST_NOISE, max(1, round(self.noise_share * ups.clients[name].size)))
             random = torch.Generator().manual_seed(key(me.around.seed, me.round, name, "noise"))
             drawn = space.draw(many, random)
             wanted = torch.arange(many) % classes if self.balanced else None

@@ -27,7 +27,7 @@ from fedstill.wire.guard import (
     short,
 )
 from fedstill.wire.ledger import Ledger
-from fedstill.wire.messages import SERVER, BadMessage, Hello, Kind, M, Message
+from fedstill.wire.messages import KINDS, SERVER, BadMessage, Hello, Kind, M, Message
 
 Owed = Callable[[str], tuple[type[Message], ...]]
 Leaving = Callable[[Message, Passage], Message]
@@ -222,6 +222,7 @@ class Crossing:
             agreed={"public_fingerprint": agreement.public_fingerprint},
             form=self.form_of(client) if self.form_of is not None and knows_form else None,
             required=agreement.required,
+            coded=frozenset(kind for kind in KINDS if agreement.codecs.of(kind) is not None),
             rows_are_drawn=agreement.rows_are_drawn,
         )
 

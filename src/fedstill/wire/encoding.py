@@ -114,10 +114,11 @@ def seal(blob: bytes) -> bytes:
     return b"".join([SEAL, zlib.crc32(blob).to_bytes(4, "little"), blob])
 
 
-def _unseal(raw: bytes) -> bytes:
+def _unseal(raw: bytes) -> memoryview:
+    """The blob, not copied: nothing is allocated for what is refused."""
     if raw[: len(SEAL)] != SEAL:
         raise ValueError("it is not of this version of fedstill")
-    blob = raw[SEALED:]
+    blob = memoryview(raw)[SEALED:]
     if zlib.crc32(blob) != int.from_bytes(raw[len(SEAL) : SEALED], "little"):
         raise ValueError("its checksum is wrong: it was damaged on its way")
     return blob
@@ -174,7 +175,7 @@ def decode(
     try:
         if admit is not None:
             admit(types[name], declared)
-        tensors = load(blob)
+        tensors = load(bytes(blob))
         whole = tensors if restore is None else _restored(types[name], tensors, restore)
         return Parcel(_assemble(types[name], plain, whole), header)
     except BadMessage:
@@ -187,7 +188,7 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:200]
 
 
-def _header(blob: bytes | memoryview) -> dict[str, Any]:
+def _header(blob: memoryview) -> dict[str, Any]:
     """The header of a safetensors blob."""
     size = int.from_bytes(blob[:8], "little")
     if size > len(blob) - 8:

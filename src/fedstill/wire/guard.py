@@ -49,6 +49,8 @@ class Expected:
     """Of the model whose parameters it may hold."""
     required: frozenset[str] = frozenset()
     """Optional fields, as `Type.field`, that must be there."""
+    coded: frozenset[str] = frozenset()
+    """The kinds of field that have a codec."""
     rows_are_drawn: bool = True
     """Whether clients may train on fewer rows than they have, so that their label counts add up to more than n_k."""
 
@@ -83,7 +85,7 @@ def most_bytes(cls: type[Message], expected: Expected) -> int:
 def most_bytes_of(item: dataclasses.Field[Any], key: str, expected: Expected) -> int:
     """The most bytes of one array: a field's, or the one under this key of a field's mapping."""
     many = most_numbers(item, key, expected)
-    return UNDECLARED if many is None else many * (CODED if item.metadata.get("kind") else PLAIN)
+    return UNDECLARED if many is None else many * (CODED if item.metadata.get("kind") in expected.coded else PLAIN)
 
 
 def most_numbers(item: dataclasses.Field[Any], key: str, expected: Expected) -> int | None:

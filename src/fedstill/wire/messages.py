@@ -21,6 +21,7 @@ SERVER = "server"
 
 Kind = Literal["opinions", "parameters"]
 """The kinds of field that a codec can be chosen for."""
+KINDS: tuple[Kind, ...] = ("opinions", "parameters")
 Holds = Literal["floats", "integers"]
 """What the numbers of an array are."""
 
