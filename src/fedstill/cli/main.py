@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -107,6 +107,7 @@ def run(
     resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run; takes no experiment.")] = None,
 ) -> None:
     """Run an experiment, or go on with one."""
+    from fedstill.cli.gains import tell_members
     from fedstill.config.experiment import from_source
     from fedstill.engines import runner
     from fedstill.engines.ranks import command
@@ -134,26 +135,7 @@ def run(
             with _saying_how_to_go_on(folder, again), Progress(console, f"seed {seed}: " if seeds > 1 else "") as tell:
                 (runner.begin_or_finish if seeds > 1 else runner.run)(chosen, folder, force, tell)
     console.print(render(compare_runs(load_runs(folders)), console.width))
-    _tell_members(folders)
-
-
-def _tell_members(folders: Sequence[Path]) -> None:
-    """What every client had alone and has now; last, whether the run did harm and why."""
-    from fedstill.learning.metrics import METRICS
-    from fedstill.results.members import table
-    from fedstill.results.record import Record
-
-    records = [record for folder in folders if (record := Record(folder)).members]
-    if not records:
-        return
-    title = f"What each client gained: {METRICS[records[0].summary['metrics'][0]].caption}, on its own test and on all"
-    console.print(table([record.members for record in records], title))
-    for record in records:
-        seed = f"seed {record.summary['seed']}: " if len(records) > 1 else ""
-        hurts = "worse off than alone by more than a point (" in (record.verdict or "")
-        console.print(
-            f"{seed}{record.verdict}", style="yellow" if hurts else None, highlight=False, soft_wrap=True, markup=False
-        )
+    tell_members(console, folders)
 
 
 @app.command()
