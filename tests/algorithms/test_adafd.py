@@ -13,12 +13,18 @@ from scipy.stats import entropy
 import fedstill
 from fedstill.algorithms import make
 from fedstill.algorithms.adafd import AdaFD
+from fedstill.algorithms.competence import odds
 from fedstill.algorithms.weightings import ENWC, RNWC
 from fedstill.common.errors import FedstillError
 from fedstill.common.randomness import generator
 from fedstill.results.record import read_lines
 
 LOSSES = [0.2, 0.5, 1.1]
+
+
+def paper(**options):
+    """The paper's equations as printed."""
+    return AdaFD(reading="paper", **options)
 
 
 def logits_of(ups):
@@ -35,14 +41,14 @@ def squared_error(target):
 
 def test_the_server_steps_towards_the_weighted_sum_of_the_logits(bench, opinions, same):
     me, ups = bench.server(), opinions(loss=LOSSES)
-    AdaFD(weighting=ENWC(5.0)).server(me, ups)
+    paper(weighting=ENWC(5.0)).server(me, ups)
     target = np.einsum("k,knc->nc", softmax(-5 * np.array(LOSSES)), logits_of(ups))
     same(me, bench.after_one_step(squared_error(target)))
 
 
 def test_a_server_loss_of_kl_steps_on_the_divergence_from_the_blend(bench, opinions, same):
     me, ups = bench.server(), opinions(loss=LOSSES)
-    AdaFD(weighting=RNWC(), server_loss="kl", temperature=2.0).server(me, ups)
+    paper(weighting=RNWC(), server_loss="kl", temperature=2.0).server(me, ups)
     weights = 1 / np.array(LOSSES) / sum(1 / np.array(LOSSES))
     target = torch.tensor(np.einsum("k,knc->nc", weights, logits_of(ups)), dtype=torch.float32)
 
@@ -55,7 +61,7 @@ def test_a_server_loss_of_kl_steps_on_the_divergence_from_the_blend(bench, opini
 
 def test_centred_logits_take_the_mean_over_classes_out_of_both_sides(bench, opinions, same):
     me, ups = bench.server(), opinions(loss=LOSSES)
-    AdaFD(center_logits=True).server(me, ups)
+    paper(center_logits=True).server(me, ups)
     target = np.einsum("k,knc->nc", softmax(-5 * np.array(LOSSES)), logits_of(ups))
     centred = squared_error(target - target.mean(1, keepdims=True))
     same(me, bench.after_one_step(lambda logits: centred(logits - logits.mean(1, keepdim=True))))
@@ -66,7 +72,7 @@ def test_the_answer_is_the_servers_prediction_after_distilling_in_eval_mode(benc
     # A dropout in front of the head: a model left in train mode would answer at random.
     me.model.module = Dropping(me.model.module)
     before = me.predict()
-    answer = AdaFD().server(me, ups)
+    answer = paper().server(me, ups)
     module = me.model.module.eval()
     batch = bench.rows(bench.public).batch(torch.arange(12), torch.device("cpu"))
     torch.testing.assert_close(answer.logits, module(**batch).detach())
@@ -87,7 +93,7 @@ class Dropping(torch.nn.Module):
 def test_the_record_gets_the_weights(bench, opinions):
     me, ups = bench.server(), opinions(loss=LOSSES)
     me.enter(4)
-    AdaFD(weighting=ENWC(2.0)).server(me, ups)
+    paper(weighting=ENWC(2.0)).server(me, ups)
     (line,) = me.metrics
     expected = softmax(-2 * np.array(LOSSES)).tolist()
     assert line["values"] == pytest.approx(dict(zip(("books", "films", "shoes"), expected, strict=True)))
@@ -103,7 +109,7 @@ def test_the_record_gets_the_weights(bench, opinions):
 
 def test_per_sample_weighs_a_client_less_where_it_is_unsure(bench, opinions):
     ups = opinions(loss=LOSSES)
-    weights = AdaFD(per_sample=True).weights(bench.server(), ups)
+    weights = paper(per_sample=True).weights(bench.server(), ups)
     uncertainty = entropy(softmax(logits_of(ups), axis=-1), axis=-1) / np.log(3)
     expected = softmax(-5 * np.array(LOSSES))[:, None] * np.exp(-uncertainty)
     expected /= expected.sum(0)
@@ -128,7 +134,7 @@ def per_class_by_hand(beta):
 def test_per_class_weighs_those_who_have_the_class_and_everybody_where_nobody_has(bench, opinions, same):
     me = bench.server()
     ups = opinions(loss=LOSSES, class_losses=[torch.tensor(row, dtype=torch.float32) for row in CLASS_LOSSES])
-    algorithm = AdaFD(weighting=ENWC(3.0), per_class=True)
+    algorithm = paper(weighting=ENWC(3.0), per_class=True)
     weights = algorithm.weights(bench.server(), ups)
     np.testing.assert_allclose(weights[:, 0, :].numpy(), per_class_by_hand(3.0), rtol=1e-6)
     algorithm.server(me, ups)
@@ -138,7 +144,7 @@ def test_per_class_weighs_those_who_have_the_class_and_everybody_where_nobody_ha
 
 def test_per_class_and_per_sample_multiply_and_sum_to_one(bench, opinions):
     ups = opinions(loss=LOSSES, class_losses=[torch.tensor(row, dtype=torch.float32) for row in CLASS_LOSSES])
-    weights = AdaFD(weighting=ENWC(3.0), per_class=True, per_sample=True).weights(bench.server(), ups)
+    weights = paper(weighting=ENWC(3.0), per_class=True, per_sample=True).weights(bench.server(), ups)
     sure = np.exp(-entropy(softmax(logits_of(ups), axis=-1), axis=-1) / np.log(3))
     expected = per_class_by_hand(3.0)[:, None, :] * sure[:, :, None]
     np.testing.assert_allclose(weights.numpy(), expected / expected.sum(0), rtol=1e-6)
@@ -149,26 +155,21 @@ def test_per_class_with_another_weighting_than_enwc_is_refused():
         make({"name": "AdaFD", "weighting": "RNWC", "per_class": True})
 
 
-def test_a_loss_scaled_by_label_entropy_no_longer_favours_a_client_with_one_class(bench, opinions):
-    # 98 of 100 rows in one class have entropy 0.11, about 0.1 ln 3 = 0.10986; one class alone has 0 and is floored.
-    counts = [[30, 30, 40], [98, 1, 1], [100, 0, 0]]
-    ups = opinions(loss=LOSSES, counts=counts)
-    weights = AdaFD(weighting=ENWC(0.5), loss_scale="label_entropy").weights(bench.server(), ups)
-    entropies = [
-        -(0.6 * math.log(0.3) + 0.4 * math.log(0.4)),
-        -(0.98 * math.log(0.98) + 0.02 * math.log(0.01)),
-        0.1 * math.log(3),
-    ]
-    assert entropies[1] > entropies[2]
-    expected = softmax(-0.5 * np.array(LOSSES) / entropies)
-    np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-9)
+def test_competence_weighs_by_size_and_by_the_odds_that_a_sample_is_like_a_clients_own(bench, opinions):
+    told = torch.rand(3, 12, generator=torch.Generator().manual_seed(1)) + 0.1
+    ups = opinions(loss=LOSSES, competence=list(told))
+    weights = paper(competence=True, weighting=ENWC(1.0)).weights(bench.server(), ups)
+    sizes = np.array([ups.clients[name].size for name in ups])
+    expected = (softmax(-np.array(LOSSES)) * sizes)[:, None] * told.double().numpy()
+    np.testing.assert_allclose(weights[:, :, 0].numpy(), expected / expected.sum(0), rtol=1e-6)
 
 
-def test_label_entropy_names_the_client_that_withholds_its_counts(bench, opinions):
-    ups = opinions(loss=LOSSES, counts=[[1, 2, 3]] * 3)
-    clients = dict(ups.clients) | {"films": replace(ups.clients["films"], label_counts=None)}
-    with pytest.raises(FedstillError, match="label counts, and films withholds them"):
-        AdaFD(loss_scale="label_entropy").weights(bench.server(), replace(ups, clients=clients))
+def test_a_client_finds_public_samples_with_its_own_words_more_likely(bench):
+    me = bench.client()
+    me.data = replace(me.data, train=bench.rows(np.arange(0, 6)))  # half of the public rows are its own
+    told = odds(me)
+    assert told.shape == (12,)
+    assert told[:6].min() > told[6:].max()
 
 
 # The client's side
@@ -176,7 +177,7 @@ def test_label_entropy_names_the_client_that_withholds_its_counts(bench, opinion
 
 def test_a_client_reports_the_smallest_epoch_mean_of_its_losses(bench):
     # Plain gradient descent on a batch of everything, at a rate that overshoots: the losses go up and down.
-    opinion = AdaFD().opine(bench.client(train={"epochs": 4, "rate": 40.0}))
+    opinion = paper().opine(bench.client(train={"epochs": 4, "rate": 40.0}))
     module = bench.model().module
     rows = bench.rows(bench.private)
     batch = rows.batch(torch.arange(12), torch.device("cpu"))
@@ -194,7 +195,7 @@ def test_a_client_reports_the_smallest_epoch_mean_of_its_losses(bench):
 
 def test_a_client_speaks_of_the_public_rows_after_training_and_of_its_loss_only(bench):
     me, twin = bench.client(), bench.client()
-    opinion = AdaFD().opine(me)
+    opinion = paper().opine(me)
     twin.train()
     torch.testing.assert_close(opinion.logits, twin.predict())
     assert (opinion.class_losses, opinion.f1, opinion.labelled_logits) == (None, None, None)
@@ -204,7 +205,7 @@ def test_per_class_losses_mark_a_class_that_the_client_has_not(bench):
     me = bench.client()
     two_classes = np.array([number for number in range(12, 24) if number % 3 != 1])
     me.data = replace(me.data, train=bench.rows(two_classes))
-    opinion = AdaFD(per_class=True).opine(me)
+    opinion = paper(per_class=True).opine(me)
     assert opinion.class_losses[1] == -1.0
     module = bench.model().module
     batch = bench.rows(two_classes).batch(torch.arange(8), torch.device("cpu"))
@@ -218,7 +219,7 @@ def test_per_class_losses_mark_a_class_that_the_client_has_not(bench):
 def test_a_client_steps_towards_the_answer(bench, same, how):
     me = bench.client()
     answer = fedstill.Answer(torch.randn(12, 3, generator=torch.Generator().manual_seed(5)))
-    AdaFD(client_loss=how).digest(me, answer)
+    paper(client_loss=how).digest(me, answer)
 
     def towards(logits):
         if how == "hard":
@@ -231,8 +232,108 @@ def test_a_client_steps_towards_the_answer(bench, same, how):
 
 def test_the_title_names_the_variant():
     assert make("AdaFD").title == "AdaFD w/ ENWC"
-    finer = make({"name": "AdaFD", "per_sample": True, "loss_scale": "label_entropy", "weighting": "RNWC"})
-    assert finer.title == "AdaFD w/ RNWC per_sample label_entropy"
+    assert make({"name": "AdaFD", "reading": "paper"}).title == "AdaFD (paper) w/ ENWC"
+    finer = make({"name": "AdaFD", "per_sample": True, "loss_scale": "none", "weighting": "RNWC"})
+    assert finer.title == "AdaFD w/ RNWC per_sample loss_scale=none"
+
+
+# The default: opinions and losses on one scale
+
+
+def test_by_default_the_answer_is_the_sharpened_blend_of_probabilities_and_the_server_distils_it_by_kl(
+    bench, opinions, same
+):
+    me, ups = bench.server(), opinions(loss=LOSSES)
+    answer = AdaFD().server(me, ups)
+    probabilities = np.einsum("k,knc->nc", softmax(-np.array(LOSSES)), softmax(logits_of(ups), axis=-1))
+    np.testing.assert_allclose(answer.logits.numpy(), probabilities / 0.3, rtol=1e-5)
+    wanted = torch.softmax(answer.logits, -1)
+    same(me, bench.after_one_step(lambda z: (wanted * (wanted.log() - z.log_softmax(-1))).sum(-1).mean()))
+
+
+def test_loud_logits_do_not_decide_by_default(bench, opinions):
+    ups = opinions(loss=LOSSES)
+    loud = ups.change("logits", lambda z: z)
+    loud.messages["shoes"] = replace(loud["shoes"], logits=1000 * loud["shoes"].logits)
+    blends = [AdaFD(weighting=ENWC(0.0)).teachers(each).mean("logits") for each in (ups, loud)]
+    assert float((blends[1] - blends[0]).abs().max()) <= 1 / 3  # its weight
+    raw = [paper(weighting=ENWC(0.0)).teachers(each).mean("logits") for each in (ups, loud)]
+    assert float((raw[1] - raw[0]).abs().max()) > 100
+
+
+def test_without_sharpening_the_answer_is_the_log_of_the_blend(bench, opinions):
+    ups = opinions(loss=LOSSES)
+    answer = AdaFD(sharpen=0.0, weighting=ENWC(0.0)).server(bench.server(), ups)
+    np.testing.assert_allclose(answer.logits.numpy(), np.log(softmax(logits_of(ups), axis=-1).mean(0)), atol=1e-5)
+
+
+def test_a_client_divides_its_loss_by_the_entropy_of_its_labels_at_least_a_tenth_of_the_largest(bench):
+    for rows, expected in (
+        (np.arange(12, 24), math.log(3)),
+        (np.array([number for number in range(12, 24) if number % 3 == 0]), 0.1 * math.log(3)),
+    ):
+        opinions = []
+        for scale in ("none", "label_entropy"):
+            me = bench.client()
+            me.data = replace(me.data, train=bench.rows(rows))
+            opinions.append(AdaFD(loss_scale=scale).opine(me).loss)
+        assert opinions[0] / opinions[1] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_client_rehearses_its_own_rows_while_it_distils(bench, same):
+    me = bench.client(distill={"batch": 24})
+    answer = fedstill.Answer(torch.randn(12, 3, generator=torch.Generator().manual_seed(5)))
+    AdaFD().digest(me, answer)
+    module, device = bench.model().module, torch.device("cpu")
+    public, own = bench.rows(bench.public), bench.rows(bench.private)
+    optimiser = torch.optim.SGD(module.parameters(), lr=me.spec.distill.rate)
+    wanted, heard = answer.logits.softmax(-1), module(**public.batch(torch.arange(12), device))
+    towards = (wanted * (wanted.log() - heard.log_softmax(-1))).sum()
+    labels = torch.nn.functional.cross_entropy(
+        module(**own.batch(torch.arange(12), device)), own.labels, reduction="sum"
+    )
+    ((towards + labels) / 24).backward()
+    optimiser.step()
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(me.parameters()[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_opinions_on_a_fitted_temperature_and_the_loss_of_the_rows_held_out(bench):
+    me, twin = bench.client(), bench.client()
+    held_out = bench.rows(bench.private[:6])
+    for party in (me, twin):
+        party.data = replace(party.data, validation=held_out)
+    opinion = AdaFD(calibrate=True, loss="validation", loss_scale="none").opine(me)
+    twin.train()
+    logits = twin.predict(held_out).double()
+    losses = {
+        t: torch.nn.functional.cross_entropy(logits / t, held_out.labels).item() for t in np.geomspace(0.1, 20, 70)
+    }
+    best = min(losses, key=losses.get)
+    assert opinion.loss == pytest.approx(losses[best], rel=1e-6)
+    torch.testing.assert_close(opinion.logits, (twin.predict() / best).float(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_label_prior_is_taken_off_and_unit_spread_has_a_deviation_of_one(bench, opinions):
+    me, twin = bench.client(), bench.client()
+    said = paper(prior=True).opine(me).logits
+    twin.train()
+    shares = (twin.label_counts() + 1) / (twin.label_counts() + 1).sum()
+    torch.testing.assert_close(said, twin.predict() - shares.log())
+    spread = paper(opinions="unit_spread").teachers(opinions(loss=LOSSES)).column("logits")
+    np.testing.assert_allclose(spread.std(dim=(1, 2)).numpy(), 1, rtol=1e-5)
+    np.testing.assert_allclose(spread.mean(-1).numpy(), 0, atol=1e-6)
+
+
+def test_as_released_the_optimiser_starts_again_with_every_epoch(bench, same):
+    adam = {"epochs": 2, "optimiser": "adamw", "rate": 0.01}
+    me, twin = bench.client(train=adam), bench.client(train={**adam, "restart": "epoch"})
+    AdaFD(reading="released").opine(me)
+    twin.train()
+    same(me, twin.parameters())
+    once = bench.client(train=adam)
+    once.train()
+    assert any(not torch.equal(value, me.parameters()[name]) for name, value in once.parameters().items())
 
 
 # A whole small federation

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedstill.algorithms.base import Algorithm, NotNegative, Positive
+from fedstill.algorithms.competence import odds
 from fedstill.algorithms.weightings import ENWC, Weighting
 from fedstill.common.errors import FedstillError
 from fedstill.learning.losses import Distillation, ce, distillation, entropy
@@ -70,7 +71,8 @@ class AdaFD(Algorithm):
     `paper` is Eqs. 1 to 10 as printed, in which the client's target is the server's prediction after distilling;
     `released` is the authors' code, which has a new optimiser and schedule every epoch. A reading is a choice of the
     options from `opinions` on; null is the reading's own. Off in all of them: `per_sample` and `per_class` (finer
-    weights, the paper's future work) and `prior` (a client's log label shares are taken off its opinions).
+    weights, the paper's future work), `competence` (w_k is multiplied by n_k and the odds that a sample is like the
+    client's own rows) and `prior` (a client's log label shares are taken off its opinions).
     """
 
     reading: Literal["comparable", "paper", "released"] = "comparable"
@@ -88,6 +90,7 @@ class AdaFD(Algorithm):
     center_logits: bool = False
     per_sample: bool = False
     per_class: bool = False
+    competence: bool = False
     prior: bool = False
 
     needs: ClassVar[frozenset[str]] = frozenset({"public"})
@@ -127,6 +130,7 @@ class AdaFD(Algorithm):
             labelled_logits=self._said(me, me.predict(me.data.labelled), scale)
             if self.weigher.wants_labelled
             else None,
+            competence=odds(me) if self.competence else None,
         )
 
     def _measured(self, me: Client, loss: float) -> tuple[float, float]:
@@ -172,11 +176,14 @@ class AdaFD(Algorithm):
         """w_k as [K], or finer as [K, N or 1, C or 1]; they sum to one over the clients."""
         weights = self.weigher(me, ups, ups.column("loss"))  # Eq. 6 or 7
         me.observe_weights(dict(zip(ups, weights.tolist(), strict=True)))
-        if not (self.per_class or self.per_sample):
+        if not (self.per_class or self.per_sample or self.competence):
             return weights
         fine = weights[:, None, None]
         if self.per_class and isinstance(self.weigher, ENWC):
             fine = _by_class(self.weigher.current(me), ups.column("class_losses").double(), fine)
+        if self.competence:
+            fine = fine * (ups.shares[:, None] * ups.column("competence").double())[:, :, None]
+            fine = fine / fine.sum(0)
         if self.per_sample:
             logits = ups.column("logits").double()
             uncertainty = entropy(logits.softmax(-1)) / math.log(logits.shape[-1])
@@ -187,7 +194,7 @@ class AdaFD(Algorithm):
     @property
     def title(self) -> str:
         """The paper's name of the variant."""
-        finer = "".join(f" {name}" for name in ("per_sample", "per_class") if getattr(self, name))
+        finer = "".join(f" {name}" for name in ("per_sample", "per_class", "competence") if getattr(self, name))
         changed = [f" {name}={value}" for name in OPTIONS if (value := getattr(self, name)) is not None]
         reading = {"comparable": "AdaFD", "paper": "AdaFD (paper)", "released": "AdaFD as released"}[self.reading]
         return f"{reading} w/ {self.weigher.title}{finer}{''.join(changed)}{' prior' if self.prior else ''}"

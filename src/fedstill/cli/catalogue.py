@@ -1,4 +1,4 @@
-"""`fedstill show`: tables of the corpora, models, algorithms and recipes to choose from."""
+"""`fedstill show`: tables of the corpora, models, algorithms and recipes to choose from, and of the papers' claims."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from rich.console import Console
 from fedstill import algorithms
 from fedstill.algorithms.base import Algorithm
 from fedstill.algorithms.local import Local
+from fedstill.common.files import write_whole
 from fedstill.config.experiment import Experiment
 from fedstill.config.source import Source
 from fedstill.data.artefacts import WHEELS
 from fedstill.data.corpora import EMBEDDED
 from fedstill.models.build import FROM_SCRATCH
+from fedstill.papers import claims_page
 from fedstill.papers.recipe import is_grid, recipe_files
 from fedstill.plan.advice import Situation, Wishes, tells
 from fedstill.plan.advice import advise as choose
@@ -107,6 +109,17 @@ def recipes() -> Page:
     """The experiments and tables that come with fedstill."""
     rows = [(name, _kind(path), _comment(path)) for name, path in recipe_files().items()]
     return ("name", "kind", "what"), rows
+
+
+def claims(folder: Path) -> Page:
+    """What the papers claim, judged by an evidence folder."""
+    rows = [row for each in claims_page.judged_claims(folder) for row in claims_page.lines(each)]
+    return claims_page.HEADINGS, rows
+
+
+def write_claims(folder: Path, path: Path) -> None:
+    """Write the same as a page."""
+    write_whole(path, claims_page.page(claims_page.judged_claims(folder), folder).encode())
 
 
 def _kind(path: Path) -> str:

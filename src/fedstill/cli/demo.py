@@ -26,11 +26,6 @@ Method = str | dict[str, str]
 
 SHORT: list[Method] = ["Local", "LogitAvg", "Centralized", "AdaFD"]
 FULL: list[Method] = [*SHORT[:3], "DSFL", "MHAT", "FedKD", {"name": "AdaFD", "weighting": "RNWC"}, "AdaFD"]
-ALIKE: dict[str, dict[str, str]] = {
-    "LogitAvg": {"server_loss": "mse"},
-    "MHAT": {"server_loss": "mse", "client_loss": "kl"},
-}
-"""All methods use AdaFD's distillation losses here, so that only the weighting differs (DS-FL still sharpens)."""
 
 
 def experiment(algorithm: Method, seed: int, full: bool) -> Experiment:
@@ -38,7 +33,7 @@ def experiment(algorithm: Method, seed: int, full: bool) -> Experiment:
     options = {"name": algorithm} if isinstance(algorithm, str) else dict(algorithm)
     return Experiment(
         name="-".join(["full" if full else "demo", *options.values()]).lower(),
-        algorithm={**options, **ALIKE.get(options["name"], {})},
+        algorithm=options,
         partition=PartitionSpec(kind="domain", rows_per_domain=None if full else 1200),
         clients=[ModelSpec(name=name) for name in ("bert-tiny", "bow", "bert-tiny", "textcnn", "bigru")],
         server=ModelSpec(name="bert-tiny"),

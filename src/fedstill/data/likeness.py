@@ -34,6 +34,12 @@ def unlikeness(store: TokenStore, own: Ints, others: Ints) -> float | None:
     return float((mine[:, None] > theirs).mean() + 0.5 * (mine[:, None] == theirs).mean())
 
 
+def word_shares(store: TokenStore, rows: Ints, width: int = 1024) -> Floats:
+    """How often each word occurs in each row, [rows, width], as a share of the row; words are folded to so many."""
+    words = [_words(store, row) % width for row in rows]
+    return np.stack([np.bincount(each, minlength=width) / max(len(each), 1) for each in words])
+
+
 def _halves(rows: Ints) -> tuple[Ints, Ints]:
     some = rows[:: max(1, -(-len(rows) // MOST))]
     return some[::2], some[1::2]

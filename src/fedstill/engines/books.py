@@ -10,9 +10,6 @@ from fedstill.common.events import Measured, Noted, Tell
 from fedstill.engines.journal import Journal
 from fedstill.wire.ledger import Ledger
 
-CAUTION = "caution: "
-"""How a note about the whole experiment begins."""
-
 
 class Books:
     """Writes to the record's journal and reports events. Any thread may write a note."""
@@ -49,7 +46,12 @@ class Books:
         note = self.clean(note)
         with self.lock:
             self.journal.write("log", [{"round": self.round, "party": party, "note": note}])
-            self.tell(Noted(note if note.startswith((party, CAUTION)) else f"{party}: {note}"))
+            self.tell(Noted(note if note.startswith(party) else f"{party}: {note}"))
+
+    def caution(self, caution: str) -> None:
+        """Write what the user should know before the first round."""
+        self.journal.write("log", [{"round": self.round, "caution": caution}])
+        self.tell(Noted(f"caution: {caution}"))
 
     def write_ledger(self) -> None:
         """Write the round's bytes."""

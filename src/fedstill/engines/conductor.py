@@ -13,7 +13,7 @@ from fedstill.common.events import RoundDone, Saving
 from fedstill.common.files import FileReference, file_name
 from fedstill.common.randomness import generator
 from fedstill.engines import checkpoint
-from fedstill.engines.books import CAUTION, Books
+from fedstill.engines.books import Books
 from fedstill.engines.checkpoint import Manifest, folder_of
 from fedstill.engines.engine import Engine
 from fedstill.engines.host import export, read_state, write_state
@@ -69,7 +69,7 @@ class Conductor:
             self.algorithm.admit(self.server)
             self.cautions = cautions(self.algorithm, self.clients)
             for caution in self.cautions if after is None else ():
-                self.books.note(SERVER, f"{CAUTION}{caution}")
+                self.books.caution(str(caution))
             answer = self._restore(after) if after is not None else self.algorithm.start(self)
         self._close_round()
         self._write_seconds()

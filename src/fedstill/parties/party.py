@@ -113,6 +113,8 @@ class Party:
     def __post_init__(self) -> None:
         self._model: Model | None = None
         self._scored: Tensor | None = None
+        self._has_learnt = False
+        """Whether the model changed in this round."""
         self._phases: dict[str, Phase] = {}
         self._opened: dict[str, int] = {}
         self._extras: dict[str, Party] = {}
@@ -142,6 +144,7 @@ class Party:
         """Begin a round: open phases end, and random numbers come from the round's own keys."""
         if round != self.round:
             self.round = round
+            self._has_learnt = False
             self._phases.clear()
             self._opened.clear()
             for extra in self._extras.values():
@@ -270,7 +273,7 @@ class Party:
         except RuntimeError as error:
             reason = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
             raise FedstillError(f"{self.name} ({self.spec.model}) cannot take these parameters: {reason}") from error
-        self._scored = None
+        self._scored, self._has_learnt = None, True
 
     def evaluate(self, stage: Stage, round: int | None = None) -> None:
         """Measure the model on the evaluation rows; only the numbers are sent."""
@@ -280,7 +283,7 @@ class Party:
         about = {"round": self.round if round is None else round, "party": self.name, "stage": stage}
         measured = evaluation.measure(self.scored(), self._written(evaluation))
         self.metrics += [about | {"split": split} | values for split, values in measured.items()]
-        if stage != "trained" and (label := evaluation.only_class(self.scored())) is not None:
+        if self._has_learnt and stage != "trained" and (label := evaluation.only_class(self.scored())) is not None:
             self.notes.append(f"{self.name} {ONE_CLASS} ({self.model.labels[label]}) for nearly all test rows.")
 
     def scored(self) -> Tensor:
@@ -301,7 +304,7 @@ class Party:
     def _open(self, name: str, data: Examples, settings: PhaseSettings, steps: int | None = None) -> Phase:
         times = self._opened[name] = self._opened.get(name, 0) + 1
         purpose = name if times == 1 else f"{name}#{times}"
-        self._scored = None
+        self._scored, self._has_learnt = None, True
         rate = settings.rate if settings.rate is not None else self.model.rate
         seed = key(self.around.seed, self.round, self.name, purpose)
         return Phase(self.model.module, data, settings, rate, seed, self.around.precision, steps)
@@ -364,7 +367,7 @@ class Party:
         model = {name.removeprefix("model/"): value for name, value in state.items() if name.startswith("model/")}
         if model:
             self.set_parameters(model)
-        self.memory, self.wire = Memory.from_state(state), {}
+        self.memory, self.wire, self._has_learnt = Memory.from_state(state), {}, False
         self._opened, self._extras, self._sleeping = {}, {}, {}
         for name, value in state.items():
             kind, _, rest = name.partition("/")

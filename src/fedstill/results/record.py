@@ -60,8 +60,13 @@ class Record:
 
     @property
     def notes(self) -> list[str]:
-        """Remarks made during the run: cautions, fallbacks, failures."""
+        """Remarks made during the run: fallbacks, failures."""
         return [line["note"] for line in self.log if "note" in line]
+
+    @property
+    def cautions(self) -> list[str]:
+        """What the user was warned of before the first round."""
+        return [line["caution"] for line in self.log if "caution" in line]
 
     @property
     def members(self) -> list[Member]:
@@ -137,6 +142,7 @@ def write_summary(
         },
         "members": [asdict(member) for member in found],
         "verdict": verdict(found, why) if found else None,
+        "cautions": record.cautions,
         "best_on_validation": _best_on_validation(measured, plan.metrics[0]),
         "notes": [f"{note} ({times}x)" if times > 1 else note for note, times in Counter(record.notes).items()],
         "bytes": crossed,

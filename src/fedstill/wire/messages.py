@@ -76,6 +76,7 @@ class Opinion(Message):
     class_losses: Tensor | None = array("labels", optional=True)
     f1: float | None = None
     labelled_logits: Tensor | None = opinions("labelled", "labels", optional=True)
+    competence: Tensor | None = array("public", optional=True)
 
 
 @dataclass(frozen=True)

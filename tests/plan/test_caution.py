@@ -1,0 +1,28 @@
+import pytest
+
+from fedstill.algorithms import make
+from fedstill.plan.caution import cautions
+from fedstill.wire.messages import Hello
+
+MIXED = {"north": Hello(200, architecture="TextCNN/1"), "south": Hello(200, architecture="BagOfWords/2")}
+
+
+@pytest.mark.parametrize("method", ["LogitAvg", "FedKD", "FedMD", "FedDF", {"name": "AdaFD", "reading": "paper"}])
+def test_raw_logits_of_different_models_are_warned_of(method):
+    (found,) = cautions(make(method), MIXED)
+    assert "raw logits of different models (BagOfWords, TextCNN)" in found.cause
+    assert "DSFL" in found.advice
+    alike = {name: Hello(200, architecture="TextCNN/1") for name in MIXED}
+    assert cautions(make(method), alike) == []
+
+
+@pytest.mark.parametrize("method", ["AdaFD", "DSFL", "FedID", {"name": "MHAT", "server_loss": "hard"}])
+def test_comparable_opinions_are_not(method):
+    assert cautions(make(method), MIXED) == []
+
+
+def test_tiny_clients_and_public_rows_unlike_their_own_are_named():
+    clients = {f"c{number}": Hello(10 + 30 * number, unlike=0.5 + 0.12 * number) for number in range(5)}
+    tiny, far = cautions(make("AdaFD"), clients)
+    assert str(tiny).startswith("fewer than 50 training rows at c0, c1:")
+    assert str(far).startswith("public rows unlike those of c4:")

@@ -1,0 +1,63 @@
+import pytest
+
+from fedstill.results.members import Member, Score, causes, members, verdict
+
+MODELS = {"server": "minilm", "north": "bow", "south": "bow", "east": "textcnn", "west": "bigru", "inner": "bigru"}
+
+
+def line(party, round, stage, split, f1):
+    return {"party": party, "round": round, "stage": stage, "split": split, "f1": f1}
+
+
+def test_alone_is_the_first_training_and_after_is_the_last_that_was_measured():
+    measured = [
+        line("north", 1, "trained", "test/north", 0.5),
+        line("north", 1, "distilled", "test/north", 0.7),
+        line("north", 2, "trained", "test/north", 0.65),
+        line("north", 2, "distilled", "test/north", 0.6),
+        line("north", 1, "trained", "test", 0.3),
+        line("north", 2, "distilled", "test", 0.55),
+        line("server", 2, "distilled", "test", 0.9),
+    ]
+    (north,) = members(measured, {"server": "minilm", "north": "bow"}, "f1")
+    assert north.own == Score(0.5, 0.6)
+    assert north.own.gain == pytest.approx(0.1)
+    assert north.every == Score(0.3, 0.55)
+    assert Member.from_json({"name": "north", "model": "bow", "own": {"alone": 0.5, "after": 0.6}, "every": None}).own
+
+
+def test_a_client_that_heard_before_it_was_measured_has_no_score_of_its_own():
+    measured = [line("north", 2, "distilled", "test", 0.5), line("north", 3, "trained", "test", 0.6)]
+    assert members(measured, {"north": "bow"}, "f1") == []
+
+
+def test_where_clients_receive_nothing_they_get_the_servers_model_and_where_nobody_learns_there_are_no_members():
+    trained = [line("north", 1, "trained", "test", 0.5)]
+    assert members(trained, {"north": "bow"}, "f1") == []
+    (north,) = members([*trained, line("server", 3, "distilled", "test", 0.8)], {"server": "x", "north": "bow"}, "f1")
+    assert north.every == Score(0.5, 0.8)
+
+
+def test_the_verdict_names_the_worst_off_first_and_says_why():
+    gains = {"north": -0.05, "south": -0.2, "east": 0.3, "west": -0.005}
+    found = [Member(name, "bow", Score(0.5, 0.5 + gain), None) for name, gain in gains.items()]
+    said = verdict(found, ["the server came to predict one class"])
+    assert said.startswith("2 of 4 clients are worse off than alone by more than a point (south -20.0, north -5.0);")
+    assert said.endswith("+1.1 points on average. Why: the server came to predict one class.")
+    assert "no cause was found" in verdict(found, [])
+    assert verdict(found[2:], ["anything"]).startswith("No client is worse off")
+
+
+def test_causes_are_one_class_models_weight_on_few_and_what_was_known_before():
+    log = [{"party": "server", "note": "server predicts one class (good) for nearly all test rows."}, {"seconds": {}}]
+    weights = {"north": 0.45, "south": 0.4, "east": 0.05, "west": 0.05, "inner": 0.05}
+    observed = [{"observation": "weights", "values": weights}]
+    assert causes(observed, log, MODELS, ["public rows unlike those of west"]) == [
+        "server came to predict one class for nearly all rows",
+        "the clients with bow had 85% of the weight",
+        "public rows unlike those of west",
+    ]
+    alone = [{"observation": "weights", "values": {"west": 0.8, "north": 0.2}}]
+    assert causes(alone, [], MODELS, []) == ["west (bigru) had 80% of the weight"]
+    fair = [{"observation": "weights", "values": dict.fromkeys(weights, 0.2)}]
+    assert causes(fair, [], MODELS, []) == []
