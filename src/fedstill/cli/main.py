@@ -301,7 +301,7 @@ def show(
     kept: Annotated[Path | None, typer.Option("--from", help="The folder of kept runs that judge the claims.")] = None,
     write: Annotated[Path | None, typer.Option(help="Write the page of the claims here instead.")] = None,
 ) -> None:
-    """List what can be chosen, or what the papers claim, with a verdict on each; or say which algorithms to try."""
+    """List what can be chosen, with needs and costs; which algorithms fit an experiment; what the papers claim."""
     from fedstill.cli import catalogue
     from fedstill.common.plugins import nearest
 
