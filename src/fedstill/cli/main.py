@@ -287,15 +287,13 @@ def show(
     from fedstill.cli import catalogue
     from fedstill.common.plugins import nearest
 
-    if advise is not None and what == "algorithms":
-        from fedstill.config.experiment import from_source
-        from fedstill.plan.advice import Wishes
-
-        wishes = Wishes(_size(most), predictions_only, untrusted)
-        catalogue.advise(from_source(experiment_source(advise, overrides or [])), wishes, console)
-        return
     if advise or overrides or most or predictions_only or untrusted:
-        raise FedstillError("advice is about algorithms: fedstill show algorithms --advise EXPERIMENT [key=value ...]")
+        if advise is None or what != "algorithms" or kept or write:
+            raise FedstillError(
+                "advice is about algorithms: fedstill show algorithms --advise EXPERIMENT [key=value ...]"
+            )
+        _advise(experiment_source(advise, overrides or []), most, predictions_only, untrusted)
+        return
     folder = kept or Path("evidence")
     pages: dict[str, Callable[[], catalogue.Page]] = {
         "corpora": catalogue.corpora,
@@ -330,14 +328,18 @@ def fetch(names: Annotated[list[str], typer.Argument(help="minilm, bert-tiny, tw
         console.print(f"{name}: {fetch_artefact(name)}", highlight=False, soft_wrap=True)
 
 
-def _size(given: str | None) -> int | None:
-    """The bytes that a user wrote as `500KB`."""
+def _advise(source: Any, most: str | None, predictions_only: bool, untrusted: bool) -> None:
+    """Print which algorithms fit an experiment and what its users allow."""
+    from fedstill.cli.catalogue import advise
     from fedstill.common.units import bytes_of
+    from fedstill.config.experiment import from_source
+    from fedstill.plan.advice import Wishes
 
     try:
-        return bytes_of(given)
+        wishes = Wishes(bytes_of(most), predictions_only, untrusted)
     except ValueError as error:
         raise FedstillError(f"--bytes: {error}.") from error
+    advise(from_source(source), wishes, console)
 
 
 def experiment_source(experiment: Path, overrides: list[str]) -> Any:
