@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -285,19 +285,51 @@ def predict(
 
 
 @app.command()
-def show(what: Annotated[str, typer.Argument(help="corpora, models, algorithms or recipes")]) -> None:
-    """List what can be chosen, with licences, needs and costs."""
+def show(
+    what: Annotated[str, typer.Argument(help="corpora, models, algorithms, recipes or claims")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value, dotted, for --advise.")] = None,
+    advise: Annotated[
+        Path | None, typer.Option(help="Algorithms: say which to try with this experiment or recipe, and why.")
+    ] = None,
+    most: Annotated[
+        str | None, typer.Option("--bytes", help="With --advise: the most that may cross in a round, as 500KB.")
+    ] = None,
+    predictions_only: Annotated[
+        bool, typer.Option("--predictions-only", help="With --advise: clients must not send their parameters.")
+    ] = False,
+    untrusted: Annotated[bool, typer.Option("--untrusted", help="With --advise: some clients may lie.")] = False,
+    kept: Annotated[Path | None, typer.Option("--from", help="The folder of kept runs that judge the claims.")] = None,
+    write: Annotated[Path | None, typer.Option(help="Write the page of the claims here instead.")] = None,
+) -> None:
+    """List what can be chosen, with needs and costs; which algorithms fit an experiment; what the papers claim."""
     from fedstill.cli import catalogue
     from fedstill.common.plugins import nearest
 
-    pages = {
+    if advise is not None and what == "algorithms":
+        from fedstill.config.experiment import from_source
+        from fedstill.plan.advice import Wishes
+
+        wishes = Wishes(_size(most), predictions_only, untrusted)
+        catalogue.advise(from_source(experiment_source(advise, overrides or [])), wishes, console)
+        return
+    if advise or overrides or most or predictions_only or untrusted:
+        raise FedstillError("advice is about algorithms: fedstill show algorithms --advise EXPERIMENT [key=value ...]")
+    folder = kept or Path("evidence")
+    pages: dict[str, Callable[[], catalogue.Page]] = {
         "corpora": catalogue.corpora,
         "models": catalogue.models,
         "algorithms": catalogue.methods,
         "recipes": catalogue.recipes,
+        "claims": lambda: catalogue.claims(folder),
     }
     if what not in pages:
         raise FedstillError(f"there is nothing to show about {what!r}; {nearest(what, pages)}")
+    if what != "claims" and (kept or write):
+        raise FedstillError(f"--from and --write are for the claims: `fedstill show claims`, not `show {what}`.")
+    if write is not None:
+        catalogue.write_claims(folder, write)
+        console.print(f"Written to {write}", highlight=False, soft_wrap=True)
+        return
     heading, rows = pages[what]()
     table = Table(title=what, title_justify="left")
     for column in heading:
@@ -314,6 +346,16 @@ def fetch(names: Annotated[list[str], typer.Argument(help="minilm, bert-tiny, tw
 
     for name in names:
         console.print(f"{name}: {fetch_artefact(name)}", highlight=False, soft_wrap=True)
+
+
+def _size(given: str | None) -> int | None:
+    """The bytes that a user wrote as `500KB`."""
+    from fedstill.common.units import bytes_of
+
+    try:
+        return bytes_of(given)
+    except ValueError as error:
+        raise FedstillError(f"--bytes: {error}.") from error
 
 
 def experiment_source(experiment: Path, overrides: list[str]) -> Any:

@@ -31,6 +31,8 @@ class RecipeRow(Variation):
     """A method under the paper's name. A string is the algorithm."""
 
     algorithm: str | Keys
+    ours: bool = False
+    """Not in the paper: it stands in every group, without a printed number."""
     needs_env: str | None = None
     """An environment variable that the row needs; without it the row is left out."""
 
@@ -94,7 +96,9 @@ class Recipe(Settings):
 
     def rows_of(self, group: str) -> list[str]:
         """The rows of a group; all rows if the paper gives no numbers for it."""
-        return list(self.values.get(group) or self.rows)
+        if group not in self.values:
+            return list(self.rows)
+        return [row for row, spec in self.rows.items() if row in self.values[group] or spec.ours]
 
     def printed(self, group: str, row: str, column: str) -> str | None:
         """The paper's number for a cell."""
