@@ -18,6 +18,7 @@ from rich.table import Table
 
 from fedstill.cli.federation import app as federation
 from fedstill.common.errors import FedstillError
+from fedstill.common.trust import trusting
 
 app = typer.Typer(
     help="Federated distillation for text: organisations teach each other without moving their data.",
@@ -58,10 +59,26 @@ def main() -> None:
         _main()
 
 
+@app.callback()
+def everywhere(
+    context: typer.Context,
+    trust_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-code", help="Run classes that the files you give name (own.py:Class); may stand last, too."
+        ),
+    ] = False,
+) -> None:
+    """Before every command."""
+    context.with_resource(trusting(trust_code))
+
+
 def _main() -> None:
     """Run the command; a user's mistake becomes one message, and an interruption says how to go on."""
+    words = sys.argv[1:]
+    trusted = [word for word in words if word == "--trust-code"][:1]
     try:
-        app()
+        app([*trusted, *(word for word in words if word != "--trust-code")])
     except FedstillError as error:
         _print_error(f"[bold red]error:[/] {escape(str(error))}")
         sys.exit(1)
@@ -219,6 +236,17 @@ def check(
         raise FedstillError(f"--picture {picture}: there is no folder {picture.parent}.")
     checked = from_source(experiment_source(experiment, overrides or []))
     report(checked, console, picture or Path(f"{checked.name}-partition.png"))
+
+
+@app.command()
+def trust(
+    files: Annotated[list[Path], typer.Argument(help="Python files whose classes experiments may name.")],
+) -> None:
+    """Trust the code in these files, until they change."""
+    from fedstill.common.trust import remember
+
+    for file in files:
+        console.print(f"{file} is trusted as it is now (sha256 {remember(file)[:16]}...).", highlight=False)
 
 
 @app.command()
