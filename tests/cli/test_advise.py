@@ -83,6 +83,7 @@ def test_wishes_are_options(here: Path, capsys: pytest.CaptureFixture[str]) -> N
         (["algorithms", "--advise", "shops.yaml", "--bytes", "few"], "--bytes: 'few' is not a size"),
         (["models", "--advise", "shops.yaml"], "advice is about algorithms"),
         (["algorithms", "rounds=2"], "advice is about algorithms"),
+        (["algorithms", "--advise", "shops.yaml", "--from", "runs"], "advice is about algorithms"),
     ],
 )
 def test_bad_input_is_one_message(here: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str) -> None:

@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -107,6 +107,7 @@ def run(
     resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run; takes no experiment.")] = None,
 ) -> None:
     """Run an experiment, or go on with one."""
+    from fedstill.cli.gains import tell_members
     from fedstill.config.experiment import from_source
     from fedstill.engines import runner
     from fedstill.engines.ranks import command
@@ -134,26 +135,7 @@ def run(
             with _saying_how_to_go_on(folder, again), Progress(console, f"seed {seed}: " if seeds > 1 else "") as tell:
                 (runner.begin_or_finish if seeds > 1 else runner.run)(chosen, folder, force, tell)
     console.print(render(compare_runs(load_runs(folders)), console.width))
-    _tell_members(folders)
-
-
-def _tell_members(folders: Sequence[Path]) -> None:
-    """What every client had alone and has now; last, whether the run did harm and why."""
-    from fedstill.learning.metrics import METRICS
-    from fedstill.results.members import table
-    from fedstill.results.record import Record
-
-    records = [record for folder in folders if (record := Record(folder)).members]
-    if not records:
-        return
-    title = f"What each client gained: {METRICS[records[0].summary['metrics'][0]].caption}, on its own test and on all"
-    console.print(table([record.members for record in records], title))
-    for record in records:
-        seed = f"seed {record.summary['seed']}: " if len(records) > 1 else ""
-        hurts = "worse off than alone by more than a point (" in (record.verdict or "")
-        console.print(
-            f"{seed}{record.verdict}", style="yellow" if hurts else None, highlight=False, soft_wrap=True, markup=False
-        )
+    tell_members(console, folders)
 
 
 @app.command()
@@ -305,15 +287,13 @@ def show(
     from fedstill.cli import catalogue
     from fedstill.common.plugins import nearest
 
-    if advise is not None and what == "algorithms":
-        from fedstill.config.experiment import from_source
-        from fedstill.plan.advice import Wishes
-
-        wishes = Wishes(_size(most), predictions_only, untrusted)
-        catalogue.advise(from_source(experiment_source(advise, overrides or [])), wishes, console)
-        return
     if advise or overrides or most or predictions_only or untrusted:
-        raise FedstillError("advice is about algorithms: fedstill show algorithms --advise EXPERIMENT [key=value ...]")
+        if advise is None or what != "algorithms" or kept or write:
+            raise FedstillError(
+                "advice is about algorithms: fedstill show algorithms --advise EXPERIMENT [key=value ...]"
+            )
+        _advise(experiment_source(advise, overrides or []), most, predictions_only, untrusted)
+        return
     folder = kept or Path("evidence")
     pages: dict[str, Callable[[], catalogue.Page]] = {
         "corpora": catalogue.corpora,
@@ -348,14 +328,18 @@ def fetch(names: Annotated[list[str], typer.Argument(help="minilm, bert-tiny, tw
         console.print(f"{name}: {fetch_artefact(name)}", highlight=False, soft_wrap=True)
 
 
-def _size(given: str | None) -> int | None:
-    """The bytes that a user wrote as `500KB`."""
+def _advise(source: Any, most: str | None, predictions_only: bool, untrusted: bool) -> None:
+    """Print which algorithms fit an experiment and what its users allow."""
+    from fedstill.cli.catalogue import advise
     from fedstill.common.units import bytes_of
+    from fedstill.config.experiment import from_source
+    from fedstill.plan.advice import Wishes
 
     try:
-        return bytes_of(given)
+        wishes = Wishes(bytes_of(most), predictions_only, untrusted)
     except ValueError as error:
         raise FedstillError(f"--bytes: {error}.") from error
+    advise(from_source(source), wishes, console)
 
 
 def experiment_source(experiment: Path, overrides: list[str]) -> Any:
