@@ -16,7 +16,7 @@ def own(tmp_path, monkeypatch):
 def test_code_that_a_file_names_runs_only_if_it_is_trusted(own):
     with (
         trusting(False),
-        pytest.raises(FedstillError, match=r"own.py:Mine is code .* --trust-code, or .* fedstill trust"),
+        pytest.raises(FedstillError, match=r"own.py:Mine is code .* --trust-code, or .*fedstill trust"),
     ):
         own_class(f"{own}:Mine")
     with trusting(False), pytest.raises(FedstillError, match=r"fractions:Fraction is code .* give --trust-code\."):
@@ -34,5 +34,5 @@ def test_a_trusted_file_is_trusted_until_it_changes(own):
 
 
 def test_a_file_that_is_not_there_cannot_be_trusted(own):
-    with pytest.raises(FedstillError, match="none.py does not exist"):
+    with pytest.raises(FedstillError, match=r"none\.py does not exist"):
         remember(own.with_name("none.py"))
