@@ -47,7 +47,8 @@ class Case:
 
 
 DEFAULT = "evidence/default.md"
-CONVERSATIONS = "not run yet at this size; docs/claims.md lists the commands"
+CONVERSATIONS = "docs/claims.md"
+"""Not run yet; the page lists the commands."""
 MEASURED = "docs/reproduce.md"
 BASELINES = "docs/baselines.md"
 
