@@ -261,3 +261,13 @@ def test_the_ledger_knows_what_codecs_changed_in_both_directions():
         off = (said[line["direction"]] - arrived[line["direction"]]).abs()
         assert line["rms"] == pytest.approx(float(off.square().mean().sqrt()), rel=5e-3)
         assert line["change"] == pytest.approx(float(off.max()), rel=5e-3)
+
+
+def test_measurements_travel_packed_beside_a_codec_and_arrive_as_they_were():
+    metrics = [{"round": 1, "stage": "trained", "split": "test", "f1": 0.5, "rows": 4}]
+    for chosen, is_packed in (({}, False), ({"opinions": "fp16"}, True)):
+        server, clients = ends("books", **chosen)
+        raw = clients["books"].answer(Opinion(chances(1)), {"round": 1, "metrics": metrics, "notes": ["so"]}, 1)
+        assert (b"measured" in raw) == is_packed
+        envelope = server.reply(raw, "books", "turn", 1).envelope
+        assert envelope == {"round": 1, "metrics": metrics, "notes": ["so"]}

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedstill.common.errors import FedstillError
+from fedstill.wire import measured
 from fedstill.wire.codecs import Codecs, Direction, Passage
 from fedstill.wire.codecs.error import Error
 from fedstill.wire.encoding import Parcel, Parts, Sizes, decode, encode
@@ -100,6 +101,8 @@ class Crossing:
         if isinstance(message, Hello) != (verb == "hello") or not isinstance(message, self.agreement.owed(verb)):
             raise BadMessage(f"{type(message).__name__} is no reply to {verb}.")
         self._guard(message, asked)
+        if "measured" in envelope:
+            envelope["metrics"], envelope["notes"] = measured.unpack(envelope.pop("measured"))
         check_measured(envelope.setdefault("metrics", []), envelope.setdefault("notes", []))
         self.end.wire.get(UNHEARD, {}).pop(name, None)
         error = Error.from_json(envelope.pop("error")) if "error" in envelope else None
@@ -132,6 +135,9 @@ class Crossing:
 
     def answer(self, message: Message | None, envelope: Mapping[str, Any], round: int) -> bytes:
         """The bytes of a reply."""
+        if self.agreement.codecs.shrink:
+            envelope = dict(envelope)
+            envelope["measured"] = measured.pack(envelope.pop("metrics", []), envelope.pop("notes", []))
         return self._pack(message, envelope, [SERVER], round)[0]
 
     # Both sides

@@ -76,6 +76,11 @@ class Codecs:
         codec = None if kind is None else getattr(self, kind)
         return None if isinstance(codec, Plain) else codec
 
+    @property
+    def shrink(self) -> bool:
+        """Whether messages shall be small."""
+        return self.of("opinions") is not None or self.of("parameters") is not None
+
 
 def known() -> dict[str, type[Codec]]:
     """The built-in codecs by name."""
