@@ -268,6 +268,6 @@ def test_measurements_travel_packed_beside_a_codec_and_arrive_as_they_were():
     for chosen, is_packed in (({}, False), ({"opinions": "fp16"}, True)):
         server, clients = ends("books", **chosen)
         raw = clients["books"].answer(Opinion(chances(1)), {"round": 1, "metrics": metrics, "notes": ["so"]}, 1)
-        assert (b"measured" in raw) == is_packed
+        assert (b"packed" in raw) == is_packed
         envelope = server.reply(raw, "books", "turn", 1).envelope
         assert envelope == {"round": 1, "metrics": metrics, "notes": ["so"]}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedstill.common.errors import FedstillError
-from fedstill.wire import measured
+from fedstill.wire import envelopes
 from fedstill.wire.codecs import Codecs, Direction, Passage
 from fedstill.wire.codecs.error import Error
 from fedstill.wire.encoding import Parcel, Parts, Sizes, decode, encode
@@ -94,6 +94,8 @@ class Crossing:
         """A client's reply; raises BadMessage if it is not as agreed. `asked`: how many rows it was asked about."""
         parcel = self._unpack(raw, self._passage(name, [SERVER], round))
         message, envelope = parcel.message, parcel.envelope
+        if "packed" in envelope:
+            envelope |= envelopes.unpack(envelope.pop("packed"))
         if message is None:
             raise BadMessage("an empty reply.")
         if envelope.get("round") != round:
@@ -101,8 +103,6 @@ class Crossing:
         if isinstance(message, Hello) != (verb == "hello") or not isinstance(message, self.agreement.owed(verb)):
             raise BadMessage(f"{type(message).__name__} is no reply to {verb}.")
         self._guard(message, asked)
-        if "measured" in envelope:
-            envelope["metrics"], envelope["notes"] = measured.unpack(envelope.pop("measured"))
         check_measured(envelope.setdefault("metrics", []), envelope.setdefault("notes", []))
         self.end.wire.get(UNHEARD, {}).pop(name, None)
         error = Error.from_json(envelope.pop("error")) if "error" in envelope else None
@@ -135,9 +135,6 @@ class Crossing:
 
     def answer(self, message: Message | None, envelope: Mapping[str, Any], round: int) -> bytes:
         """The bytes of a reply."""
-        if self.agreement.codecs.shrink:
-            envelope = dict(envelope)
-            envelope["measured"] = measured.pack(envelope.pop("metrics", []), envelope.pop("notes", []))
         return self._pack(message, envelope, [SERVER], round)[0]
 
     # Both sides
@@ -160,7 +157,8 @@ class Crossing:
     def _encode(self, message: Message, envelope: Mapping[str, Any], passage: Passage) -> tuple[bytes, Error | None]:
         """The bytes, and what codecs changed; a client tells it in the envelope, since the server keeps the ledger."""
         errors: list[Error] = []
-        envelope = dict(envelope)
+        is_packed = passage.direction == "up" and self.agreement.codecs.shrink
+        outside = {"packed": envelopes.pack(envelope)} if is_packed else dict(envelope)
 
         def code(name: str, value: Tensor) -> Parts | None:
             kind = _kind(type(message), name)
@@ -176,11 +174,11 @@ class Crossing:
             if parts is not None:
                 own = Error.of(kind, value, codec.decode(parts, _sized(passage, kind), before))
                 errors[:] = [errors[0] + own if errors else own]
-                if passage.direction == "up":
-                    envelope["error"] = errors[0].as_json()
+                if is_packed:  # the envelope is written after the arrays
+                    outside["packed"] = envelopes.pack({**envelope, "error": errors[0].as_json()})
             return parts
 
-        raw = encode(message, envelope, code)
+        raw = encode(message, outside, code)
         return raw, errors[0] if errors else None
 
     def _unpack(self, raw: bytes, passage: Passage) -> Parcel:

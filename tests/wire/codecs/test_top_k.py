@@ -39,9 +39,9 @@ def test_the_likeliest_classes_keep_their_probability_and_rows_sum_to_one(rows, 
 
 
 def test_bytes_by_hand():
-    # 10 rows, 5 classes, two of them: three header numbers; 20 numbers of 2 bytes; 20 classes of 3 bits, 60 bits.
+    # 10 rows, 5 classes, two of them: three numbers of a byte; 20 of 2 bytes; 20 classes of 3 bits, 60 bits.
     parts = TopK(k=2).encode(chances(10, 5), PASSAGE, {})
-    assert sum(part.nbytes for part in parts.values()) == 3 * 4 + 40 + 8
+    assert sum(part.nbytes for part in parts.values()) == 3 + 40 + 8
 
 
 def test_logits_arrive_as_log_probabilities():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,18 +18,29 @@ SMALLEST = 1e-8
 
 
 def join(numbers: Sequence[int], body: bytes = b"") -> Tensor:
-    """One array, uint8, of these numbers (four bytes each) and these bytes: every array costs a line of the header."""
-    packed = struct.pack(f"<{len(numbers)}I", *numbers) + body
-    return torch.from_numpy(np.frombuffer(packed, np.uint8).copy())
+    """One array, uint8, of these numbers (a byte for seven bits) and these bytes: two arrays take two headers."""
+    packed = bytearray()
+    for number in numbers:
+        while number >= 128:
+            packed.append(number & 127 | 128)
+            number >>= 7
+        packed.append(number)
+    return torch.from_numpy(np.frombuffer(bytes(packed) + body, np.uint8).copy())
 
 
 def split(parts: Parts, name: str, many: int) -> tuple[list[int], bytes]:
-    """The numbers and the bytes again; raises BadMessage if there are none."""
+    """The numbers, below 2^35, and the bytes again; raises BadMessage if there are none."""
     packed = parts.get(name)
-    if packed is None or packed.dtype != torch.uint8 or packed.ndim != 1 or len(packed) < 4 * many:
+    if packed is None or packed.dtype != torch.uint8 or packed.ndim != 1:
         raise BadMessage(f"an array without packed {name}, which were agreed on.")
-    raw = packed.numpy().tobytes()
-    return list(struct.unpack(f"<{many}I", raw[: 4 * many])), raw[4 * many :]
+    raw, numbers, at = packed.numpy().tobytes(), [], 0
+    for _ in range(many):
+        end = next((place for place in range(at, min(at + 5, len(raw))) if raw[place] < 128), None)
+        if end is None:
+            raise BadMessage(f"an array without packed {name}, which were agreed on.")
+        numbers.append(sum((raw[place] & 127) << 7 * (place - at) for place in range(at, end + 1)))
+        at = end + 1
+    return numbers, raw[at:]
 
 
 def refuse_unfinite(value: Tensor, codec: str) -> None:
