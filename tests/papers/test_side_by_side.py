@@ -125,3 +125,11 @@ def test_markdown_has_one_line_a_row_and_escapes_the_bars(tmp_path: Path) -> Non
     assert len(lines) == 2 + 2 + 5
     assert all(line.replace("\\|", "").count("|") == 5 for line in lines)
     assert lines[2] == "| **few** |  |  |  |"
+
+
+def test_a_column_of_bytes_has_the_sum_of_both_directions(tmp_path: Path) -> None:
+    text = SHOWN.replace("[[test/sports, f1]]", "[[test/sports, f1]], sent: true", 1)
+    grid, outcomes = finished_grid(tmp_path, text)
+    everything = json.loads((tmp_path / "few-everything" / "seed-0" / "summary.json").read_text())["bytes"]
+    cell = side_by_side(grid, outcomes).groups[0][1][0][2]
+    assert cell.endswith(f"| {everything['up'] + everything['down']:,}")

@@ -236,3 +236,42 @@ def test_every_mapping_of_tensors_says_whether_a_codec_may_shrink_it():
     agreed = replace(agreement(parameters="bf16"), types={"Mine": Mine})
     raw = Crossing(agreed, End("books")).answer(Mine({"w": torch.tensor([0.1])}), {"verb": "turn", "round": 1}, 1)
     assert Crossing(agreed, End("server")).call(raw).message.weights["w"] == torch.tensor(0.1)
+
+
+def test_a_client_whose_reply_was_lost_sends_everything_next_time():
+    server, clients = ends("books", "films", opinions={"name": "quantised", "up": 4})
+    books = clients["books"]
+    for round in (1, 2, 3, 4):
+        calls = server.calls("turn", None, ["books", "films"], round)
+        assert books.call(calls["books"]).envelope == {"verb": "turn", "round": round}
+        raw = answered(books, Opinion(chances(round)), round)
+        if round == 2:
+            server.forget(["books"])  # it was late
+        else:
+            arrived = server.reply(raw, "books", "turn", round).message.logits
+            torch.testing.assert_close(arrived, chances(round), rtol=0, atol=1 / 15)
+    assert b"afresh" not in server.calls("turn", None, ["books"], 5)["books"]
+
+
+def test_the_ledger_knows_what_codecs_changed_in_both_directions():
+    ledger = Ledger(round=1)
+    server, clients = ends("books", ledger=ledger, opinions={"name": "quantised", "up": 2, "down": 3})
+    said = {"up": chances(1), "down": chances(2)}
+    heard = clients["books"].call(server.calls("turn", Answer(said["down"]), ["books"], 2)["books"]).message.logits
+    reply = server.reply(answered(clients["books"], Opinion(said["up"])), "books", "turn", 1)
+    assert "error" not in reply.envelope
+    arrived = {"up": reply.message.logits, "down": heard}
+    for line in ledger.lines():
+        off = (said[line["direction"]] - arrived[line["direction"]]).abs()
+        assert line["rms"] == pytest.approx(float(off.square().mean().sqrt()), rel=5e-3)
+        assert line["change"] == pytest.approx(float(off.max()), rel=5e-3)
+
+
+def test_measurements_travel_packed_beside_a_codec_and_arrive_as_they_were():
+    metrics = [{"round": 1, "stage": "trained", "split": "test", "f1": 0.5, "rows": 4}]
+    for chosen, is_packed in (({}, False), ({"opinions": "fp16"}, True)):
+        server, clients = ends("books", **chosen)
+        raw = clients["books"].answer(Opinion(chances(1)), {"round": 1, "metrics": metrics, "notes": ["so"]}, 1)
+        assert (b"packed" in raw) == is_packed
+        envelope = server.reply(raw, "books", "turn", 1).envelope
+        assert envelope == {"round": 1, "metrics": metrics, "notes": ["so"]}

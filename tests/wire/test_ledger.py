@@ -1,5 +1,12 @@
+import math
+
+import pytest
+import torch
+
+from fedstill.wire.codecs.error import Error
 from fedstill.wire.encoding import Sizes
-from fedstill.wire.ledger import Ledger
+from fedstill.wire.ledger import Ledger, condensed
+from fedstill.wire.messages import BadMessage
 
 
 def test_lines_sum_what_went_the_same_way_for_the_same_purpose():
@@ -55,3 +62,34 @@ def test_lines_are_forgotten_when_they_were_read_and_totals_are_not():
     ledger.count("up", "opine", "Opinion", Sizes(7, 2, 1), 7 + 2 + 1)
     assert [(one["round"], one["messages"]) for one in ledger.lines()] == [(1, 1)]
     assert ledger.totals == {"up": 20, "down": 0}
+
+
+def test_errors_of_codecs_are_root_mean_squares_and_the_largest_change():
+    ledger = Ledger(round=1)
+    ledger.count("up", "opine", "Opinion", Sizes(100, 0, 9), 30, error=Error(0.09, 1, 0.5))
+    ledger.count("up", "opine", "Opinion", Sizes(100, 0, 9), 20, error=Error(0.01, 1, 0.2))
+    ledger.count("down", "opine", "Answer", Sizes(100, 0, 9), 40, recipients=2, error=Error(4 * 0.16, 4, 0.7))
+    lines = list(ledger.lines())
+    assert [(line["encoded"], line["rms"], line["change"]) for line in lines] == [(50, 0.224, 0.5), (40, 0.4, 0.7)]
+    assert condensed(lines) == {
+        "up": {"before": 218, "after": 50, "rms": 0.224, "change": 0.5},
+        "down": {"before": 218, "after": 80, "rms": 0.4, "change": 0.7},
+    }
+
+
+def test_the_error_of_logits_is_that_of_their_probabilities():
+    logits = torch.tensor([[math.log(3.0), 0.0], [5.0, 5.0]])  # 3/4, 1/4 and twice 1/2
+    arrived = torch.tensor([[0.0, 0.0], [math.log(0.5), math.log(0.5)]])
+    error = Error.of("opinions", logits, arrived)
+    assert (error.numbers, error.change) == (4, pytest.approx(0.25))
+    assert error.rms == pytest.approx(math.sqrt((2 * 0.25**2) / 4))
+    error = Error.of("parameters", torch.tensor([1.0, 2.0]), torch.tensor([1.0, 5.0]))
+    assert (error.rms, error.change) == (pytest.approx(3 / math.sqrt(2)), None)
+
+
+@pytest.mark.parametrize(
+    "said", [None, 3, [], {}, {"change": 1.0}, {"rms": "x"}, {"rms": -1}, {"rms": 1e99}, {"rms": 1, "a": 2}]
+)
+def test_what_a_client_says_about_its_error_is_checked(said):
+    with pytest.raises(BadMessage, match="error of a codec"):
+        Error.from_json(said)

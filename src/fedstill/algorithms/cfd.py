@@ -25,7 +25,8 @@ class CFD(Algorithm):
 
     Q is the codec `quantised` with one bit per class up and down (`wire: {opinions: {name: quantised, up: 4, down: 8}}`
     changes that). The server minimises KL(mean_k Q(p^k) || f) from its last model (`restart: true`: from theta_0, as
-    clients do), and sends its own Q(p) down. Sizes are zlib's, not CABAC's. Messages hold probabilities.
+    clients do), and sends its own Q(p) down. Sizes are those of our own coder, not CABAC's.
+    Messages hold probabilities.
     """
 
     restart: bool = False

@@ -44,7 +44,7 @@ def orderings(grid: Grid, outcomes: Outcomes) -> list[str]:
     recipe = grid.recipe
     sentences, firsts = [], []
     for group in grid.selection.groups:
-        for column in (name for name in grid.selection.columns if recipe.columns[name].against is None):
+        for column in (name for name in grid.selection.columns if recipe.columns[name].is_ranked):
             rows = [row for row in recipe.rows_of(group) if _role(recipe, row) != "upper bound"]
             methods = {row: runs for row in rows if (runs := finished(grid.of(group, row, column), outcomes))}
             means = _means(methods, *recipe.columns[column].shows[0])

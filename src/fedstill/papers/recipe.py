@@ -50,6 +50,13 @@ class RecipeColumn(Variation):
     """A split `last5/SPLIT` is the mean over the last five rounds, before any post-processing."""
     against: str | None = None
     """A row: cells are differences from it, seed by seed."""
+    sent: bool = False
+    """Cells are bytes, sent in both directions, instead of a score; with `against`, how many times fewer."""
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether the highest cell is the best."""
+        return self.against is None and not self.sent
 
 
 class Scale(Settings):

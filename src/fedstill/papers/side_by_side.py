@@ -105,18 +105,31 @@ def _ours(grid: Grid, outcomes: Outcomes, group: str, row: str, column: str) -> 
     if not runs:
         return "failed" if planned else MISSING
     spec = grid.recipe.columns[column]
+    others = (
+        {}
+        if spec.against is None
+        else {run.seed: run for run in finished(grid.of(group, spec.against, column), outcomes)}
+    )
+    pairs = [(run, others[run.seed]) for run in runs if run.seed in others]
+    if spec.sent and spec.against is None:
+        return f"{fmean(sent(run) for run in runs):,.0f}"
+    if spec.sent:
+        return f"{fmean(sent(other) / sent(run) for run, other in pairs):.1f}x" if pairs else MISSING
     if spec.against is None:
         shown = [_spread(complete(score(run, *what) for run in runs)) for what in spec.shows]
     elif spec.against == row:
         shown = [MISSING]
     else:
-        others = {run.seed: run for run in finished(grid.of(group, spec.against, column), outcomes)}
-        pairs = [(run, others[run.seed]) for run in runs if run.seed in others]
         shown = [_spread(_gains(pairs, *what), sign="+") for what in spec.shows]
     if set(shown) == {MISSING}:  # this is not measured for this method
         return MISSING
     lost = len(planned) - len(runs)
     return f"{'/'.join(shown)} ({len(runs)}{f'; {lost} failed' if lost else ''})"
+
+
+def sent(run: Run) -> int:
+    """The bytes of all messages, greetings and measurements included."""
+    return run.bytes_up + run.bytes_down
 
 
 def _gains(pairs: Sequence[tuple[Run, Run]], split: str, metric: str) -> list[float]:

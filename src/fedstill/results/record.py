@@ -15,6 +15,7 @@ from fedstill.common.files import file_name, write_whole
 from fedstill.models import Model, load
 from fedstill.plan.plan import Plan
 from fedstill.results.members import Member, causes, members, verdict
+from fedstill.wire.ledger import condensed
 from fedstill.wire.messages import SERVER, STAGES
 
 Measurement = dict[str, Any]
@@ -146,6 +147,7 @@ def write_summary(
         "best_on_validation": _best_on_validation(measured, plan.metrics[0]),
         "notes": [f"{note} ({times}x)" if times > 1 else note for note, times in Counter(record.notes).items()],
         "bytes": crossed,
+        "wire": condensed(record.ledger),
         "seconds": round(seconds, 2),
         "test_fingerprint": plan.test_fingerprint,
     }

@@ -11,10 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, cast
 
+import torch
 from torch import Tensor
 
 from fedstill.common.errors import FedstillError
+from fedstill.wire import envelopes
 from fedstill.wire.codecs import Codecs, Direction, Passage
+from fedstill.wire.codecs.error import Error
 from fedstill.wire.encoding import Declared, Parcel, Parts, Sizes, decode, encode
 from fedstill.wire.guard import (
     Expected,
@@ -37,6 +40,9 @@ Outgoing = Message | Mapping[str, Message] | None
 Histories = dict[str, dict[str, Tensor]]
 FormOf = Callable[[str], Form]
 """The parameters of a client's model, by the client's name."""
+
+UNHEARD = "unheard"
+"""Where the server remembers whose last reply it could not use: what their codecs remember is not what it has."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +105,12 @@ class Crossing:
 
     def calls(self, verb: str, message: Outgoing, names: Sequence[str], round: int) -> dict[str, bytes]:
         """The bytes for each client; a message for several clients is encoded and counted once."""
-        envelope = {"verb": verb, "round": round}
         calls: dict[str, bytes] = {}
         for own, receivers in _groups(message, names):
-            raw = self._pack(own, envelope, receivers, round - 1)
-            self._count("down", verb, own, raw, len(receivers))
+            unheard = [name for name in receivers if name in self.end.wire.get(UNHEARD, {})]
+            envelope = {"verb": verb, "round": round, **({"afresh": unheard} if unheard else {})}
+            raw, error = self._pack(own, envelope, receivers, round - 1)
+            self._count("down", verb, own, raw, len(receivers), error)
             calls |= dict.fromkeys(receivers, raw)
         return calls
 
@@ -113,6 +120,8 @@ class Crossing:
         expected = self._expected(name, possible, asked)
         parcel = self._unpack(raw, self._passage(name, [SERVER], round), possible, expected)
         message, envelope = parcel.message, parcel.envelope
+        if "packed" in envelope:
+            envelope |= envelopes.unpack(envelope.pop("packed"))
         if message is None:
             raise BadMessage("an empty reply.")
         if envelope.get("round") != round:
@@ -123,7 +132,9 @@ class Crossing:
             raise BadMessage(f"{type(message).__name__} says nothing about the {asked} rows asked about.")
         check(message, expected)
         check_measured(envelope.setdefault("metrics", []), envelope.setdefault("notes", []), self.agreement.rounds + 1)
-        self._count("up", verb, message, raw)
+        error = Error.from_json(envelope.pop("error")) if "error" in envelope else None
+        self.end.wire.get(UNHEARD, {}).pop(name, None)
+        self._count("up", verb, message, raw, error=error)
         return parcel
 
     def most_bytes(self, name: str, verb: str, asked: int = -1) -> int:
@@ -132,15 +143,17 @@ class Crossing:
         return _most(possible, self._expected(name, possible, asked))
 
     def forget(self, names: Iterable[str]) -> None:
-        """Send no differences to these clients next time: it is not known what they have received."""
+        """No differences to and from these parties next time: nobody knows what arrived."""
         for name in names:
             for history in self.end.wire.values():
                 history.pop(f"to/{name}", None)
+            if self.end.name == SERVER:
+                self.end.wire.setdefault(UNHEARD, {})[name] = torch.tensor(True)
 
     def as_received(self, message: M, round: int) -> M:
         """A round's message as clients will decode it; nothing is sent."""
         passage, nothing = self._passage(SERVER, [], round), type(self)(self.agreement, _Nobody())
-        return cast(M, nothing._unpack(nothing._encode(message, {}, passage), passage).message)
+        return cast(M, nothing._unpack(nothing._encode(message, {}, passage)[0], passage).message)
 
     # A client's side: a call comes in, a reply goes out
 
@@ -154,11 +167,13 @@ class Crossing:
             raise BadMessage("a call without a verb, or without a round.")
         if parcel.message is not None:
             check(parcel.message, expected)
+        if (unheard := parcel.envelope.pop("afresh", None)) and isinstance(unheard, list) and self.end.name in unheard:
+            self.forget([SERVER])
         return parcel
 
     def answer(self, message: Message | None, envelope: Mapping[str, Any], round: int) -> bytes:
         """The bytes of a reply."""
-        return self._pack(message, envelope, [SERVER], round)
+        return self._pack(message, envelope, [SERVER], round)[0]
 
     # Both sides
 
@@ -167,26 +182,42 @@ class Crossing:
         direction: Direction = "down" if sender == SERVER else "up"
         return Passage(direction, sender, tuple(receivers), round, agreement.rounds)
 
-    def _pack(self, message: Message | None, envelope: Mapping[str, Any], to: Sequence[str], round: int) -> bytes:
+    def _pack(
+        self, message: Message | None, envelope: Mapping[str, Any], to: Sequence[str], round: int
+    ) -> tuple[bytes, Error | None]:
         if message is None:
-            return encode(None, envelope)
+            return encode(None, envelope), None
         passage = self._passage(self.end.name, to, round)
         for step in self.leaving:
             message = step(message, passage)
         return self._encode(message, envelope, passage)
 
-    def _encode(self, message: Message, envelope: Mapping[str, Any], passage: Passage) -> bytes:
+    def _encode(self, message: Message, envelope: Mapping[str, Any], passage: Passage) -> tuple[bytes, Error | None]:
+        """The bytes, and what codecs changed; a client tells it in the envelope, since the server keeps the ledger."""
+        errors: list[Error] = []
+        is_packed = passage.direction == "up" and self.agreement.codecs.shrink
+        outside = {"packed": envelopes.pack(envelope)} if is_packed else dict(envelope)
+
         def code(name: str, value: Tensor) -> Parts | None:
-            codec = self.agreement.codecs.of(_kind(type(message), name))
+            kind = _kind(type(message), name)
+            codec = self.agreement.codecs.of(kind)
             if codec is None or not value.is_floating_point():
                 return None
             with self._history(f"sent {name}") as history:
+                before = dict(history)
                 try:
-                    return codec.encode(value, passage, history)
+                    parts = codec.encode(value, passage, history)
                 except FedstillError as error:
                     raise FedstillError(f"{name}: {error}") from error
+            if parts is not None:
+                own = Error.of(kind, value, codec.decode(parts, _sized(passage, kind), before))
+                errors[:] = [errors[0] + own if errors else own]
+                if is_packed:  # the envelope is written after the arrays
+                    outside["packed"] = envelopes.pack({**envelope, "error": errors[0].as_json()})
+            return parts
 
-        return encode(message, envelope, code)
+        raw = encode(message, outside, code)
+        return raw, errors[0] if errors else None
 
     def _unpack(
         self, raw: bytes, passage: Passage, possible: Sequence[type[Message]] = (), expected: Expected | None = None
@@ -196,7 +227,8 @@ class Crossing:
                 check_declared(cls, arrays, expected)
 
         def restore(cls: type[Message], name: str, parts: Parts) -> Tensor:
-            codec = self.agreement.codecs.of(_kind(cls, name))
+            kind = _kind(cls, name)
+            codec = self.agreement.codecs.of(kind)
             if codec is None:
                 raise BadMessage(f"{cls.__name__}.{name} is coded, and no codec was agreed on.")
             with self._history(f"{name} from {passage.sender}") as history:
@@ -234,10 +266,18 @@ class Crossing:
         if history:
             self.end.wire[name] = history
 
-    def _count(self, direction: Direction, verb: str, message: Message | None, raw: bytes, receivers: int = 1) -> None:
+    def _count(
+        self,
+        direction: Direction,
+        verb: str,
+        message: Message | None,
+        raw: bytes,
+        receivers: int = 1,
+        error: Error | None = None,
+    ) -> None:
         if self.ledger is not None:
             sizes = Sizes.of(raw).uncoded(message)
-            self.ledger.count(direction, verb, type(message).__name__, sizes, len(raw), receivers)
+            self.ledger.count(direction, verb, type(message).__name__, sizes, len(raw), receivers, error)
 
 
 @dataclass
@@ -246,6 +286,11 @@ class _Nobody:
 
     name: str = SERVER
     wire: Histories = field(default_factory=dict)
+
+
+def _sized(passage: Passage, kind: Kind | None) -> Passage:
+    """The largest opinion says nothing about parameters."""
+    return passage if kind == "opinions" else replace(passage, largest=None)
 
 
 def asked_of(message: Outgoing, name: str) -> int:

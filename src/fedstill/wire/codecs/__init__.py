@@ -1,7 +1,8 @@
 """Codecs make opinions or parameters smaller; a line of the experiment chooses one. Each codec has its own file.
 
 A codec works on one tensor at a time. What it must remember between messages is in a `History`, which is part of the
-state of the party that sends or receives.
+state of the party that sends or receives. A sender remembers, under the same names, what its receivers do, so that it
+can decode what it sends: the ledger reports the error.
 """
 
 from __future__ import annotations
@@ -75,6 +76,11 @@ class Codecs:
         codec = None if kind is None else getattr(self, kind)
         return None if isinstance(codec, Plain) else codec
 
+    @property
+    def shrink(self) -> bool:
+        """Whether messages shall be small."""
+        return self.of("opinions") is not None or self.of("parameters") is not None
+
 
 def known() -> dict[str, type[Codec]]:
     """The built-in codecs by name."""
@@ -84,4 +90,4 @@ def known() -> dict[str, type[Codec]]:
 
 def make(spec: str | Mapping[str, Any]) -> Codec:
     """The codec with this name and these options; `file.py:Class` names a user's own class."""
-    return construct(Codec, spec, known)
+    return construct(Codec, spec, known, {Codec: known})

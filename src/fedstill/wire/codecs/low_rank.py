@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedstill.wire.codecs import Codec, History, Passage
+from fedstill.wire.codecs.packing import check_size
 from fedstill.wire.encoding import Parts
 from fedstill.wire.messages import BadMessage
 
@@ -41,13 +42,12 @@ class LowRank(Codec):
     def decode(self, parts: Parts, passage: Passage, history: History) -> Tensor:
         try:
             u, s, v = (parts[name] for name in "USV")
-            if passage.largest is not None and len(u) * math.prod(v.shape[1:]) > passage.largest:
-                raise BadMessage(
-                    f"factors of {len(u)} x {tuple(v.shape[1:])} numbers, and {passage.largest} are expected."
-                )
+            if not all(part.is_floating_point() for part in (u, s, v)):
+                raise RuntimeError("whole numbers")
+            check_size((len(u), *v.shape[1:]), passage.largest)
             product = (u.double() * s.double()) @ v.double().flatten(1)
             return product.reshape(len(u), *v.shape[1:]).to(u.dtype)
-        except (KeyError, RuntimeError, IndexError) as error:
+        except (KeyError, RuntimeError, IndexError, TypeError) as error:
             raise BadMessage(f"factors that are not those of a matrix ({error}).") from error
 
 

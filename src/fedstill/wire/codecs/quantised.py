@@ -1,6 +1,7 @@
-"""Class probabilities in few bits: rounded to a grid, sent as differences, and entropy-coded (CFD).
+"""Class probabilities in few bits: rounded to a grid, and entropy-coded given what was sent last (CFD).
 
-DEFLATE (zlib: LZ77 and Huffman codes) replaces CABAC, the entropy coder of CFD; sizes are those of DEFLATE.
+CFD sends differences and codes them with CABAC. Here the last codes are contexts of an arithmetic coder instead, which
+takes fewer bytes than differences do.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import torch
 from torch import Tensor
 
 from fedstill.wire.codecs import Codec, History, Passage
+from fedstill.wire.codecs.entropy import Coder, code_rows
+from fedstill.wire.codecs.packing import SMALLEST, are_probabilities, check_size, join, refuse_unfinite, split
 from fedstill.wire.encoding import Parts
 from fedstill.wire.messages import BadMessage
 
 Bits = Literal[1, 2, 3, 4, 5, 6, 7, 8, 32]
 
-SMALLEST = 1e-8
-"""The probability that a zero code becomes where logits were encoded: log 0 is not finite."""
+MOST_DECISIONS = 1 << 22
+"""Beyond so many decisions of the arithmetic coder, which take seconds, codes are packed by zlib instead."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Quantised(Codec):
     """Rounds each row to the grid i/(2^bits - 1) so that it still sums to 1; one bit keeps only the most likely class.
 
     `up` and `down` are the bits per class; 32 sends the numbers unchanged. Logits arrive as log-probabilities. Codes
-    are sent as differences from the sender's last codes if every receiver has those and it takes no more bytes.
+    are packed given the sender's last codes, if every receiver has those.
     """
 
     name: ClassVar[str] = "quantised"
@@ -38,47 +41,40 @@ class Quantised(Codec):
 
     def encode(self, value: Tensor, passage: Passage, history: History) -> Parts | None:
         bits = self._bits(passage)
-        if bits == 32:
+        if bits == 32 or value.ndim != 2 or not value.numel():
             return None
-        is_logits = not _are_probabilities(value)
+        refuse_unfinite(value, self.name)
+        is_logits = not are_probabilities(value)
         codes = quantise(value.softmax(-1) if is_logits else value, bits)
-        packed, since = pack(codes, None, bits), 0
-        before, number = history.get("codes"), int(history.get("number", torch.tensor(0))) + 1
+        before, held = history.get("codes"), int(history.get("number", torch.tensor(0)))
         has_last = all(f"to/{name}" in history for name in passage.receivers)
-        if before is not None and before.shape == codes.shape and has_last:
-            differences = pack(codes, before, bits)
-            packed, since = (differences, number - 1) if len(differences) <= len(packed) else (packed, 0)
+        if before is None or before.shape != codes.shape or not has_last:
+            before = None
         history.clear()
-        history |= {"codes": codes, "number": torch.tensor(number)}
+        history |= {"codes": codes, "number": torch.tensor(held + 1)}
         history |= {f"to/{name}": torch.tensor(True) for name in passage.receivers}
-        return {"codes": packed, "about": torch.tensor([number, since, int(is_logits), *codes.shape])}
+        about = held + 1, 0 if before is None else held, int(is_logits), *codes.shape
+        return {"codes": join(about, pack(codes, before, bits))}
 
     def decode(self, parts: Parts, passage: Passage, history: History) -> Tensor:
         bits = self._bits(passage)
-        if bits == 32 or parts.keys() != {"codes", "about"} or parts["about"].shape != (5,):
+        if bits == 32 or parts.keys() != {"codes"}:
             raise BadMessage(f"{passage.sender} sends labels that are not in the agreed {bits} bits.")
-        number, since, is_logits, rows, classes = parts["about"].tolist()
-        if min(rows, classes) < 0 or (passage.largest is not None and rows * classes > passage.largest):
-            raise BadMessage(f"codes of {rows} samples and {classes} classes: no call asks for so many.")
+        (number, since, is_logits, rows, classes), packed = split(parts, "codes", 5)
+        check_size((rows, classes), passage.largest)
         held = int(history.get("number", torch.tensor(0)))
         if since not in (0, held) or (since and history["codes"].shape != (rows, classes)):
             raise BadMessage(
                 f"{passage.sender} sends differences from its labels number {since}, but the last that arrived are "
                 f"number {held}."
             )
-        codes = unpack(parts["codes"], history["codes"] if since else None, bits, (rows, classes))
-        if not bool((codes.sum(1) == 2**bits - 1).all()):
-            raise BadMessage(f"{passage.sender} sends labels that do not sum to one.")
+        codes = unpack(packed, history["codes"] if since else None, bits, (rows, classes))
         history |= {"codes": codes, "number": torch.tensor(number)}
         probabilities = dequantise(codes, bits)
         return probabilities.clamp(min=SMALLEST).log() if is_logits else probabilities
 
     def _bits(self, passage: Passage) -> Bits:
         return self.up if passage.direction == "up" else self.down
-
-
-def _are_probabilities(value: Tensor) -> bool:
-    return bool((value >= 0).all()) and bool(((value.double().sum(-1) - 1).abs() < 1e-3).all())
 
 
 def quantise(probabilities: Tensor, bits: int) -> Tensor:
@@ -101,25 +97,36 @@ def dequantise(codes: Tensor, bits: int) -> Tensor:
     return torch.div(codes, 2**bits - 1)
 
 
-def pack(codes: Tensor, before: Tensor | None, bits: int) -> Tensor:
-    """The codes compressed, uint8 [bytes]; as differences (modulo 2^bits) from `before` if given."""
+def pack(codes: Tensor, before: Tensor | None, bits: int) -> bytes:
+    """The codes in few bytes, in fewer if `before` is given and like them."""
+    if codes.numel() * bits <= MOST_DECISIONS:
+        code_rows(coder := Coder(), bits, (codes.shape[0], codes.shape[1]), codes, before)
+        return coder.close()
     differences = codes if before is None else (codes - before) & (2**bits - 1)  # uint8 wraps
-    return torch.from_numpy(np.frombuffer(zlib.compress(differences.numpy().tobytes(), 9), np.uint8).copy())
+    return zlib.compress(differences.numpy().tobytes(), 9)
 
 
-def unpack(packed: Tensor, before: Tensor | None, bits: int, shape: tuple[int, int]) -> Tensor:
+def unpack(packed: bytes, before: Tensor | None, bits: int, shape: tuple[int, int]) -> Tensor:
     """The codes in these bytes; raises BadMessage unless they are codes of this shape and number of bits."""
-    if packed.dtype != torch.uint8 or packed.ndim != 1:
-        raise BadMessage(f"packed codes are bytes, not {packed.dtype} of shape {tuple(packed.shape)}.")
+    if shape[0] * shape[1] * bits <= MOST_DECISIONS:
+        codes = code_rows(coder := Coder(packed), bits, shape, before=before)
+        coder.close()
+        return codes
+    codes = _inflate(packed, shape)
+    if before is not None:
+        codes = (codes + before) & (2**bits - 1)
+    if not bool((codes.long().sum(1) == 2**bits - 1).all()):
+        raise BadMessage("packed codes do not sum to one.")
+    return codes
+
+
+def _inflate(packed: bytes, shape: tuple[int, int]) -> Tensor:
     many = shape[0] * shape[1]
     reader = zlib.decompressobj()
     try:
-        raw = reader.decompress(packed.numpy().tobytes(), many + 1)  # limited: a few bytes must not become gigabytes
+        raw = reader.decompress(packed, many + 1)  # limited: a few bytes must not become gigabytes
     except zlib.error as error:
         raise BadMessage(f"packed codes cannot be unpacked ({error}).") from error
     if len(raw) != many or not reader.eof or reader.unused_data:
         raise BadMessage(f"packed codes are not those of {shape[0]} samples and {shape[1]} classes.")
-    differences = torch.from_numpy(np.frombuffer(raw, np.uint8).copy()).reshape(shape)
-    if many and int(differences.max()) >= 2**bits:
-        raise BadMessage(f"packed codes have more than the {bits} bits that were agreed.")
-    return differences if before is None else (differences + before) & (2**bits - 1)
+    return torch.from_numpy(np.frombuffer(raw, np.uint8).copy()).reshape(shape)
