@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedstill.algorithms.base import Answers
@@ -21,6 +22,7 @@ from fedstill.engines.seconds import Seconds, Slip
 from fedstill.plan.caution import Caution, cautions
 from fedstill.plan.needs import same_architecture
 from fedstill.plan.plan import Plan
+from fedstill.wire.blends import Blending
 from fedstill.wire.crossing import Crossing, asked_of
 from fedstill.wire.encoding import decode, encode
 from fedstill.wire.messages import SERVER, BadMessage, Hello, M, Message
@@ -33,6 +35,7 @@ class Conductor:
     def __init__(self, plan: Plan, books: Books, engine: Engine) -> None:
         self.plan, self.books, self.engine = plan, books, engine
         self.algorithm = plan.experiment.method
+        self.blending = plan.experiment.blending()
         self.server = plan.make_server(books.tell)
         self.crossing = Crossing(plan.agreement, self.server, books.ledger)
         self.clients: Mapping[str, Hello] = {}
@@ -110,7 +113,11 @@ class Conductor:
                     f"({_reasons(failures)})"
                 )
             )
-        return Replies(messages, self.clients, tuple(failures))
+        return Replies(messages, self.clients, tuple(failures), self._blending())
+
+    def _blending(self) -> Blending:
+        """The experiment's blend; what it remembers of clients is part of the server's state."""
+        return replace(self.blending, round=self.round, memory=self.server.memory.mappings.setdefault("blend", {}))
 
     def as_received(self, message: M) -> M:
         """This round's answer as clients will decode it: a codec may change it."""
