@@ -92,7 +92,7 @@ def test_expguard_weighs_by_the_distance_from_the_median_over_all_rounds():
 @pytest.mark.parametrize("attack", [1e3, -1e3, 3e38, math.nan, math.inf])
 def test_one_of_ten_with_absurd_logits_does_not_win(blend, attack):
     random = np.random.default_rng(0)
-    honest = random.normal(size=(9, 20, 3)) + [2.0, 0.0, -1.0]
+    honest = random.normal(loc=(2.0, 0.0, -1.0), size=(9, 20, 3))
     liar = np.full((1, 20, 3), 0.0)
     liar[..., 2] = attack
     values = np.concatenate([honest, liar]).astype(np.float32)
@@ -172,7 +172,7 @@ def test_models_are_blended_number_by_number_or_clipped_around_the_median(blend,
 
 def test_expguard_clips_models_and_weighs_down_those_far_away():
     ups = models({"name": "expguard", "eta": 3.0}, [1.0], [2.0], [3.0], [4.0], [1003.0])
-    # Median 3, differences 2, 1, 0, 1, 1000, median difference 1: o = 1 - 1/2 and 1 - 1/1000 for the first and the last.
+    # Median 3, differences 2, 1, 0, 1, 1000, median difference 1: o = 1 - 1/2 for the first, 1 - 1/1000 for the last.
     near, far = math.exp(-1.5), math.exp(-3 * 0.999)
     expected = 3 + (-near - 1 + 1 + far) / (3 + near + far)
     np.testing.assert_allclose(ups.average("parameters", uniform(5))["w"], [expected], rtol=1e-6)

@@ -35,6 +35,7 @@ from fedstill.parties.party import PartySpec, TrainSettings
 from fedstill.wire import blends, codecs
 from fedstill.wire.blends import Blending, MaxShare
 from fedstill.wire.codecs import Codecs
+from fedstill.wire.faults import Fault
 
 S = TypeVar("S", bound=Settings)
 
@@ -154,6 +155,8 @@ class Experiment(Settings):
     max_share: MaxShare = "auto"
     """The most that one client may weigh, whatever it tells about its loss, size or label counts; auto: one half, or 3
     of K clients' shares if that is less; null: no limit, as in the papers."""
+    faults: list[Fault] = Field(default_factory=list)
+    """Clients that lie or fail, in a simulation: [{kind: flip, share: 0.2}, ...]."""
 
     _made: tuple[dict[str, Any], Algorithm] | None = PrivateAttr(None)
     """The algorithm, and the settings that it was made from."""
@@ -186,6 +189,7 @@ class Experiment(Settings):
             (["algorithm"], lambda: self.method),
             (["wire"], self.codecs),
             (["blend"], self.blending),
+            (["faults"], self._refuse_faults),
             (["server"], self.server.check),
         ]
         if isinstance(self.clients, ModelSpec):
@@ -227,6 +231,10 @@ class Experiment(Settings):
         if not (chosen.is_mean or self.method.blends):
             raise FedstillError(f"{type(self.method).__name__} uses every client's reply by itself: it has no blend.")
         return chosen
+
+    def _refuse_faults(self) -> None:
+        if self.faults and self.engine == "flare":
+            raise FedstillError("faults are for simulations: nobody is made to lie in a federation.")
 
     def server_spec(self) -> PartySpec:
         """The server's model and settings."""

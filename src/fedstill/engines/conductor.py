@@ -25,6 +25,7 @@ from fedstill.plan.plan import Plan
 from fedstill.wire.blends import Blending
 from fedstill.wire.crossing import Crossing, asked_of
 from fedstill.wire.encoding import decode, encode
+from fedstill.wire.faults import Faults
 from fedstill.wire.messages import SERVER, BadMessage, Hello, M, Message
 from fedstill.wire.replies import Failure, Replies
 
@@ -37,7 +38,9 @@ class Conductor:
         self.algorithm = plan.experiment.method
         self.blending = plan.experiment.blending()
         self.server = plan.make_server(books.tell)
-        self.crossing = Crossing(plan.agreement, self.server, books.ledger)
+        self.faults = Faults(plan.experiment.faults, list(plan.clients), plan.experiment.seed)
+        arriving = [self.faults.arriving] if plan.experiment.faults else []
+        self.crossing = Crossing(plan.agreement, self.server, books.ledger, arriving=arriving)
         self.clients: Mapping[str, Hello] = {}
         self.active: Sequence[str] = ()
         self.round = 0
@@ -73,6 +76,8 @@ class Conductor:
             self.cautions = cautions(self.algorithm, self.clients)
             for caution in self.cautions if after is None else ():
                 self.books.caution(str(caution))
+            for name, kinds in self.faults.liars().items() if after is None else ():
+                self.books.note(name, f"{name} is made to lie or fail: {', '.join(kinds)}.")
             answer = self._restore(after) if after is not None else self.algorithm.start(self)
         self._close_round()
         self._write_seconds()
@@ -147,9 +152,26 @@ class Conductor:
             slips.append(slip)
             self.books.take(name, parcel.envelope["metrics"], parcel.envelope["notes"])
         self.clock.account(slips)
+        if self.faults.chosen:
+            self._let_lie(verb, message, messages, failures)
         self.crossing.forget(failure.client for failure in failures)
         self.engine.judge(messages, failures)
         return messages, failures
+
+    def _let_lie(self, verb: str, asked: Answers, messages: dict[str, Message], failures: list[Failure]) -> None:
+        """Put what liars say in place of their replies; the guard looks at it as at any other reply."""
+        memory = self.server.memory.mappings.setdefault("faults", {})
+        lies = self.faults.act(verb, self.round, messages, self.plan.agreement.types, memory)
+        for name, lie in lies.items():
+            del messages[name]
+            if isinstance(lie, Failure):
+                failures.append(lie)
+                continue
+            try:
+                self.crossing._guard(lie, asked_of(asked, name))
+                messages[name] = lie
+            except BadMessage as error:
+                failures.append(Failure(name, str(error)))
 
     def _enter(self, round: int) -> None:
         self.round = round
