@@ -96,7 +96,7 @@ def test_own_method(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_own_model(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = ran("own_model.py", "runs/own-model", monkeypatch)
-    module = load_model(record.model_folder("toys")).module
+    module = load_model(record.model_folder("toys"), trust_code=True).module
     assert type(module).__name__ == "MyModel"
     assert module.head[2].weight.shape == (3, 32)  # type: ignore[index, union-attr]
 

@@ -94,7 +94,8 @@ def test_the_record_gets_the_weights(bench, opinions):
     me, ups = bench.server(), opinions(loss=LOSSES)
     me.enter(4)
     paper(weighting=ENWC(2.0)).server(me, ups)
-    (line,) = me.metrics
+    losses, line = me.metrics
+    assert losses["values"] == pytest.approx(dict(zip(("books", "films", "shoes"), LOSSES, strict=True)))
     expected = softmax(-2 * np.array(LOSSES)).tolist()
     assert line["values"] == pytest.approx(dict(zip(("books", "films", "shoes"), expected, strict=True)))
     assert {key: line[key] for key in ("round", "party", "observation")} == {

@@ -10,7 +10,7 @@ from fedstill.wire.messages import Hello, Parameters
 from fedstill.wire.replies import Replies
 
 
-@pytest.mark.parametrize("name", ["FedAvg", "FedOpt", "FedAUX", "MutualKD", "FedDRS"])
+@pytest.mark.parametrize("name", ["FedAvg", "FedOpt", "FedDF", "FedAUX", "MutualKD", "FedDRS"])
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -42,7 +42,7 @@ def test_a_limit_holds_until_the_next_one(bench):
     assert found == [12, 4, 7, 12]
 
 
-@pytest.mark.parametrize("name", ["FedAvg", "MutualKD"])
+@pytest.mark.parametrize("name", ["FedAvg", "FedDF", "MutualKD"])
 def test_a_balanced_round_trains_on_as_many_rows_as_the_smallest_client_has(experiment, tmp_path, name):
     partition = {"kind": "dirichlet", "alpha": 1.0, "clients": 3, "validation": 0.0}
     steps = {}

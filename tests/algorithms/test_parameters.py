@@ -63,7 +63,8 @@ def test_fedavg_in_bf16_sends_half_the_bytes_and_stays_close(experiment, tmp_pat
         width: fedstill.run(experiment(algorithm="FedAvg", wire={"parameters": width}), tmp_path / width)
         for width in ("fp32", "bf16", "fp16")
     }
-    payload = {width: sum(line["payload"] for line in record.ledger) for width, record in records.items()}
+    lines = {width: [line for line in r.ledger if line["verb"] != "hello"] for width, r in records.items()}
+    payload = {width: sum(line["payload"] for line in of) for width, of in lines.items()}
     assert payload["bf16"] == payload["fp16"] == payload["fp32"]  # before the codec
     saved = {width: sum(line["bytes"] - line["encoded"] for line in r.ledger) for width, r in records.items()}
     assert saved == {"fp32": 0, "bf16": payload["fp32"] // 2, "fp16": payload["fp32"] // 2}
@@ -137,12 +138,21 @@ def test_feddf_with_one_client_reproduces_that_client(bench, same):
     same(server, client.parameters(), tolerance=1e-6)
 
 
-def test_feddf_distils_the_mean_of_all_models_into_their_average(bench, same):
+@pytest.mark.parametrize(
+    ("options", "share"),
+    [
+        ({}, 0.25),
+        ({"weights": "uniform"}, 0.5),
+        ({"balance": True}, 0.5),
+        ({"balance": True, "min_samples": 20}, 1 / 3),
+    ],
+)
+def test_feddf_distils_the_mean_of_all_models_into_their_average(bench, same, options, share):
     server = lending(bench, bench.server())
     hellos = {name: Hello(size, architecture=server.model.architecture) for name, size in (("a", 10), ("b", 30))}
     torch.manual_seed(5)
     models = {name: {k: v + torch.randn_like(v) for k, v in server.parameters().items()} for name in hellos}
-    FedDF(rate=0.5).server(server, Replies({n: Parameters(v) for n, v in models.items()}, hellos))
+    FedDF(rate=0.5, **options).server(server, Replies({n: Parameters(v) for n, v in models.items()}, hellos))
 
     module = bench.model().module
     batch = bench.rows(bench.public).batch(torch.arange(12), torch.device("cpu"))
@@ -150,7 +160,7 @@ def test_feddf_distils_the_mean_of_all_models_into_their_average(bench, same):
     for parameters in models.values():
         module.load_state_dict(parameters)
         teachers.append(module(**batch).detach())
-    module.load_state_dict({k: 0.25 * models["a"][k] + 0.75 * models["b"][k] for k in models["a"]})
+    module.load_state_dict({k: share * models["a"][k] + (1 - share) * models["b"][k] for k in models["a"]})
     wanted = torch.stack(teachers).mean(0).softmax(-1)
     F.kl_div(module(**batch).log_softmax(-1), wanted, reduction="batchmean").backward()
     same(server, {name: (value - 0.5 * value.grad).detach() for name, value in module.named_parameters()})

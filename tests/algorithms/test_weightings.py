@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import threading
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -173,16 +174,18 @@ class Service:
 
     def __enter__(self):
         self.thread.start()
+        os.environ["OPENAI_BASE_URL"] = f"http://127.0.0.1:{self.server.server_port}/v1"
         return self
 
     def __exit__(self, *error):
+        del os.environ["OPENAI_BASE_URL"]
         self.server.shutdown()
         self.server.server_close()
         self.thread.join()
 
     @property
     def chat(self):
-        return Chat(base_url=f"http://127.0.0.1:{self.server.server_port}/v1", attempts=2, backoff_s=0.001)
+        return Chat(attempts=2, backoff_s=0.001)
 
 
 @pytest.fixture

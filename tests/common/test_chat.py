@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from fedstill.algorithms import make
 from fedstill.common.chat import Chat, Unusable
 from fedstill.common.errors import FedstillError
 
@@ -69,7 +70,7 @@ class Service:
         return f"http://127.0.0.1:{self.server.server_port}"
 
     def chat(self, **changes: Any) -> Chat:
-        settings: dict[str, Any] = {"base_url": f"{self.address}/v1", "timeout_s": 600.0, "backoff_s": 0.001}
+        settings: dict[str, Any] = {"timeout_s": 600.0, "backoff_s": 0.001}
         return Chat(**(settings | changes))
 
     def handler(self) -> type[BaseHTTPRequestHandler]:
@@ -111,6 +112,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OPENAI_API_KEY", "key-of-the-default-variable")
     service = Service()
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{service.address}/v1")
     yield service
     service.close()
 
@@ -128,10 +130,16 @@ def test_request_carries_the_model_the_temperature_and_the_question(service: Ser
     assert request.body["messages"] == QUESTION
 
 
-def test_key_comes_from_the_named_environment_variable(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_KEY", "secret-of-mine\n")
-    ask(service.chat(api_key_variable="MY_KEY"))
+def test_key_comes_from_the_environment(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret-of-mine\n")
+    ask(service.chat())
     assert service.requests[0].headers["Authorization"] == "Bearer secret-of-mine"
+
+
+@pytest.mark.parametrize("option", ["base_url", "api_key_variable"])
+def test_an_experiment_names_neither_address_nor_key(option: str) -> None:
+    with pytest.raises(FedstillError, match=f"Chat has no option '{option}'"):
+        make({"name": "AdaFD", "weighting": {"name": "LLMWC", "chat": {option: "x"}}})
 
 
 def test_loopback_service_needs_no_key(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,18 +147,17 @@ def test_loopback_service_needs_no_key(service: Service, monkeypatch: pytest.Mon
     assert ask(service.chat()) == 42
 
 
-def test_base_url_is_taken_from_the_environment_when_not_given(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_address_is_taken_from_the_environment(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", f"{service.address}/elsewhere")
-    ask(service.chat(base_url=None))
+    ask(service.chat())
     assert service.requests[0].path == "/elsewhere/chat/completions"
 
 
 def test_without_a_key_a_remote_service_is_never_asked(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     # As the proxy, the loopback service sees what would have gone to the remote one.
     monkeypatch.setenv("HTTP_PROXY", service.address)
-    remote = service.chat(base_url="http://example.invalid/v1")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://example.invalid/v1")
+    remote = service.chat()
     ask(remote)
     assert [request.path for request in service.requests] == ["http://example.invalid/v1/chat/completions"]
     monkeypatch.delenv("OPENAI_API_KEY")

@@ -615,3 +615,21 @@ def test_dealt_tasks_are_disjoint_complete_and_never_leave_a_client_empty(rows, 
 def test_tasks_that_cannot_be_dealt_are_refused(corpus, options, complaint):
     with pytest.raises(FedstillError, match=complaint):
         split(corpus, PartitionSpec(kind="task_dirichlet", **options), 0)
+
+
+def test_measured_on_validation_sets_the_test_rows_aside_and_halves_the_validation_rows():
+    corpus = corpus_of_counts([[40, 40], [30, 50]])
+    before = split(corpus, PartitionSpec(test=0.2, validation=0.2), 3)
+    after = before.measured_on_validation()
+    after.check(len(corpus))
+    for name in before.clients:
+        assert sorted([*after.validation[name], *after.test[name]]) == before.validation[name].tolist()
+        assert abs(len(after.validation[name]) - len(after.test[name])) <= 1
+        assert set(before.test[name]) <= set(after.unused)
+        np.testing.assert_array_equal(before.train[name], after.train[name])
+    assert after.counts["test rows, set aside"] == sum(map(len, before.test.values()))
+
+
+def test_measured_on_validation_needs_two_rows_of_each_client():
+    with pytest.raises(FedstillError, match="two validation rows for each client, and domain-0 has fewer"):
+        split(corpus_of_counts([[40, 40], [30, 50]]), PartitionSpec(validation=0.0), 3).measured_on_validation()

@@ -32,9 +32,7 @@ ATTACKS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fault", ATTACKS, ids=lambda fault: str(fault["kind"]))
-def test_every_fault_runs_is_noted_and_changes_the_result(
-    small: Small, tmp_path: Path, fault: dict[str, Any]
-) -> None:
+def test_every_fault_runs_is_noted_and_changes_the_result(small: Small, tmp_path: Path, fault: dict[str, Any]) -> None:
     settings = {"quorum": 0.5, "rounds": 2, "algorithm": {"name": "AdaFD", "reading": "paper"}}
     honest = run(quick(small, **settings), tmp_path / "honest")
     record = run(quick(small, **settings, faults=[fault | {"share": 0.34}]), tmp_path / "run")

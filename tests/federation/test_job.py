@@ -46,6 +46,7 @@ IS_LOCAL = {
     "partition": {"test": 0.3},
     "public": "reviews",
     "client_tests": "own",
+    "measure": "validation",
     "engine": "flare",
     "workers": 7,
     "device": "cpu",

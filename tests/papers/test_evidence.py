@@ -20,6 +20,8 @@ from tests.cli.test_cli import fedstill
 from tests.papers.test_communication import TABLE
 from tests.papers.tiny import TINY
 
+pytestmark = pytest.mark.xdist_group("evidence")  # one process makes the lines for all of them
+
 ROOT = Path(__file__).parents[2]
 COMMITTED = sorted((ROOT / "evidence").glob("*/*.md"))
 CURVES = TINY.replace("method: AdaFD", "table: curves\nmethod: AdaFD").replace("Everything: C", "Alone: C")

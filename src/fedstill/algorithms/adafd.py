@@ -177,6 +177,7 @@ class AdaFD(Algorithm):
     def weights(self, me: Server, ups: Replies[Opinion]) -> Tensor:
         """w_k as [K], or finer as [K, N or 1, C or 1]; they sum to one over the clients."""
         weights = ups.cap(self.weigher(me, ups, ups.column("loss")))  # Eq. 6 or 7
+        me.observe("losses", dict(zip(ups, ups.column("loss").tolist(), strict=True)))
         me.observe_weights(dict(zip(ups, weights.tolist(), strict=True)))
         if not (self.per_class or self.per_sample or self.competence):
             return weights

@@ -11,7 +11,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedstill.algorithms.base import Algorithm, Federation, Positive, Role
+from fedstill.algorithms.averaging import Averaging, Limit
+from fedstill.algorithms.base import Algorithm, Answers, Federation, Positive, Role
 from fedstill.learning.losses import ce, kl
 from fedstill.parties.client import Client
 from fedstill.parties.party import Party
@@ -21,7 +22,7 @@ from fedstill.wire.replies import Replies, uniform
 
 
 @dataclass(frozen=True)
-class FedDF(Algorithm):
+class FedDF(Averaging, Algorithm):
     """For every architecture: theta = sum_k (n_k/n) theta^k, then KL(s(mean_k z^k) || f) with all received models.
 
     The server computes the teachers' logits itself, so the public set does not travel. Its phase has a cosine schedule;
@@ -29,7 +30,7 @@ class FedDF(Algorithm):
     which 1e-3 would destroy. Where the server keeps labelled rows, the epoch with the smallest loss on them is
     kept (the plain average counts as one), and `patience` epochs without a smaller loss end the phase.
     `reading: released` does as FedID's code: teachers weigh n_k/n, the server's phase has the experiment's schedule
-    and rate for every model, and nothing is chosen on labelled rows.
+    and rate for every model, and nothing is chosen on labelled rows. `weights: uniform` counts clients the same.
     """
 
     reading: Literal["paper", "released"] = "paper"
@@ -37,7 +38,7 @@ class FedDF(Algorithm):
     patience: Annotated[int, Field(ge=1)] = 2
 
     needs: ClassVar[frozenset[str]] = frozenset({"public"})
-    messages: ClassVar[tuple[type[Message], ...]] = (Parameters, Done)
+    messages: ClassVar[tuple[type[Message], ...]] = (Parameters, Limit, Done)
     paper: ClassVar[str] = "FedDF (Lin 2020), as in FedID"
     role: ClassVar[Role] = "baseline"
     cost: ClassVar[str] = "P(K+1)"
@@ -49,11 +50,15 @@ class FedDF(Algorithm):
                 me.memory.mappings[_slot(architecture)] = me.model_from(None, architecture).parameters()
         return self._answers(me, fed.clients)
 
+    def round(self, fed: Federation, answer: Answers) -> Answers:
+        self.even_out(fed)
+        return super().round(fed, answer)
+
     def digest(self, me: Client, answer: Parameters) -> None:
         me.set_parameters(answer.parameters)
 
     def opine(self, me: Client) -> Parameters:
-        me.train()
+        me.train(self.rows(me))
         return Parameters(me.parameters())
 
     def server(self, me: Server, ups: Replies[Parameters]) -> Mapping[str, Message]:
@@ -65,7 +70,7 @@ class FedDF(Algorithm):
             own = ups.only(names)
             student: Party = me if architecture == me.model.architecture else me.model_from(None, architecture)
             if names:  # perhaps no active client has the server's architecture
-                student.set_parameters(own.average("parameters", own.shares))
+                student.set_parameters(own.average("parameters", self.shares(own)))
             self._refine(student, ensemble)
             if student is not me:
                 me.memory.mappings[_slot(architecture)] = student.parameters()
@@ -80,7 +85,7 @@ class FedDF(Algorithm):
         """The teacher [N, C] of all received models' logits [K, N, C]."""
         if self.reading == "paper" and ups.blending.is_mean:
             return logits.mean(0)
-        return ups.blended(logits, uniform(len(ups)) if self.reading == "paper" else ups.shares)
+        return ups.blended(logits, uniform(len(ups)) if self.reading == "paper" else self.shares(ups))
 
     def _refine(self, student: Party, ensemble: Tensor) -> None:
         if self.reading == "released":

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+
+from rich.console import Console
 
 from fedstill import algorithms
 from fedstill.algorithms.base import Algorithm
+from fedstill.algorithms.local import Local
 from fedstill.common.files import write_whole
+from fedstill.config.experiment import Experiment
 from fedstill.config.source import Source
 from fedstill.data.artefacts import WHEELS
 from fedstill.data.corpora import EMBEDDED
 from fedstill.models.build import FROM_SCRATCH
 from fedstill.papers import claims_page
 from fedstill.papers.recipe import is_grid, recipe_files
+from fedstill.plan.advice import Situation, Wishes, tells
+from fedstill.plan.advice import advise as choose
+from fedstill.plan.caution import cautions
+from fedstill.plan.prepare import prepare
 
 Page = tuple[Sequence[str], Sequence[Sequence[str]]]
 
@@ -49,6 +59,50 @@ def methods() -> Page:
         for name, cls in sorted(algorithms.known(Algorithm).items())
     ]
     return ("name", "what", "paper", "needs", "numbers per round"), rows
+
+
+NEEDS = {
+    "public": "public rows",
+    "labelled": "labelled rows at the server",
+    "label_counts": "label counts",
+    "parameters": "one architecture",
+    "openai": "a language model",
+}
+SENDS = {"parameters": "parameters", "opinions": "predictions", "other": "a few numbers a label"}
+
+
+def advise(experiment: Experiment, wishes: Wishes, console: Console) -> None:
+    """Print what an experiment has, the methods to try with it, and why not the others."""
+    alone = experiment.model_copy(update={"algorithm": {"name": "Local"}})  # it needs nothing, so nothing is refused
+    with tempfile.TemporaryDirectory() as scratch:
+        found = Situation.of(prepare(alone, Path(scratch))[1], wishes)
+        advice = choose(found)
+        say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
+        say(str(found))
+        say("\nTry, in this order:" if advice.tries else "\nNo method here fits.")
+        for number, (one, method) in enumerate(advice.tries, 1):
+            needs = ", ".join(text for need, text in NEEDS.items() if need in method.requires())
+            sends = " and ".join(text for kind, text in SENDS.items() if kind in tells(method))
+            say(f"{number}. {_spelt(one.method)}: {one.why}.")
+            say(f"   costs {found.cost(method) or method.cost}; needs {needs or 'nothing'}; clients send {sends}.")
+            say(f"   evidence: {one.evidence}")
+        if advice.others:
+            also = ", but a client that lies moves their results" if wishes.untrusted else ""
+            say(f"\nWould run, too{also}: {', '.join(advice.others)}.")
+        if advice.obstacles:
+            say("\nNot these:")
+        for name, reason in advice.obstacles.items():
+            say(f"   {name}: {reason}.")
+        say("\nA run ends with what each client had alone and has now. Look there before you believe any advice.")
+        for caution in cautions(Local(), found.clients):
+            console.print(f"caution: {caution}", style="yellow", markup=False, soft_wrap=True)
+
+
+def _spelt(method: str | Mapping[str, object]) -> str:
+    """A method as it is given to `fedstill run`."""
+    if isinstance(method, str):
+        return f"algorithm={method}"
+    return f"'algorithm={{{', '.join(f'{key}: {value}' for key, value in method.items())}}}'"
 
 
 def recipes() -> Page:

@@ -185,10 +185,12 @@ def fetch(
 
     Next: [bold]fedstill compare[/] and [bold]fedstill predict[/] with its folder.
     """
+    from fedstill.cli.gains import tell_members
     from fedstill.federation.operate import fetch as fetch_record
 
     centre = _centre(folder)
     target = fetch_record(centre, job, out)
+    tell_members(console, [target])
     say(f"{target}; next: fedstill compare {target}")
 
 
@@ -245,6 +247,7 @@ def rehearse(
     the kits, every site's site.yaml, the centre's server.yaml, and the record.
     Next: [bold]fedstill compare[/] its record with that of a local run.
     """
+    from fedstill.cli.gains import tell_members
     from fedstill.config.experiment import from_source
     from fedstill.federation.rehearsal import rehearse as run_all
     from fedstill.results.compare import compare, load_runs
@@ -255,6 +258,7 @@ def rehearse(
     with _until_interrupted(f"The rehearsal was ended; its files are in {folder}.", 130), _showing() as show:
         record = run_all(chosen, folder, say, force, show)
     console.print(render(compare(load_runs([record])), console.width))
+    tell_members(console, [record])
     say(f"{record}; the sites' and the centre's own files are beside it.")
 
 

@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +18,7 @@ from rich.table import Table
 
 from fedstill.cli.federation import app as federation
 from fedstill.common.errors import FedstillError
+from fedstill.common.trust import trusting
 
 app = typer.Typer(
     help="Federated distillation for text: organisations teach each other without moving their data.",
@@ -58,10 +59,26 @@ def main() -> None:
         _main()
 
 
+@app.callback()
+def everywhere(
+    context: typer.Context,
+    trust_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-code", help="Run classes that the files you give name (own.py:Class); may stand last, too."
+        ),
+    ] = False,
+) -> None:
+    """Before every command."""
+    context.with_resource(trusting(trust_code))
+
+
 def _main() -> None:
     """Run the command; a user's mistake becomes one message, and an interruption says how to go on."""
+    words = sys.argv[1:]
+    trusted = [word for word in words if word == "--trust-code"][:1]
     try:
-        app()
+        app([*trusted, *(word for word in words if word != "--trust-code")])
     except FedstillError as error:
         _print_error(f"[bold red]error:[/] {escape(str(error))}")
         sys.exit(1)
@@ -107,6 +124,7 @@ def run(
     resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run; takes no experiment.")] = None,
 ) -> None:
     """Run an experiment, or go on with one."""
+    from fedstill.cli.gains import tell_members
     from fedstill.config.experiment import from_source
     from fedstill.engines import runner
     from fedstill.engines.ranks import command
@@ -134,26 +152,7 @@ def run(
             with _saying_how_to_go_on(folder, again), Progress(console, f"seed {seed}: " if seeds > 1 else "") as tell:
                 (runner.begin_or_finish if seeds > 1 else runner.run)(chosen, folder, force, tell)
     console.print(render(compare_runs(load_runs(folders)), console.width))
-    _tell_members(folders)
-
-
-def _tell_members(folders: Sequence[Path]) -> None:
-    """What every client had alone and has now; last, whether the run did harm and why."""
-    from fedstill.learning.metrics import METRICS
-    from fedstill.results.members import table
-    from fedstill.results.record import Record
-
-    records = [record for folder in folders if (record := Record(folder)).members]
-    if not records:
-        return
-    title = f"What each client gained: {METRICS[records[0].summary['metrics'][0]].caption}, on its own test and on all"
-    console.print(table([record.members for record in records], title))
-    for record in records:
-        seed = f"seed {record.summary['seed']}: " if len(records) > 1 else ""
-        hurts = "worse off than alone by more than a point (" in (record.verdict or "")
-        console.print(
-            f"{seed}{record.verdict}", style="yellow" if hurts else None, highlight=False, soft_wrap=True, markup=False
-        )
+    tell_members(console, folders)
 
 
 @app.command()
@@ -240,6 +239,17 @@ def check(
 
 
 @app.command()
+def trust(
+    files: Annotated[list[Path], typer.Argument(help="Python files whose classes experiments may name.")],
+) -> None:
+    """Trust the code in these files, until they change."""
+    from fedstill.common.trust import remember
+
+    for file in files:
+        console.print(f"{file} is trusted as it is now (sha256 {remember(file)[:16]}...).", highlight=False)
+
+
+@app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.")],
     against: Annotated[str | None, typer.Option(help="Compare with this method instead of the best baseline.")] = None,
@@ -287,13 +297,31 @@ def predict(
 @app.command()
 def show(
     what: Annotated[str, typer.Argument(help="corpora, models, algorithms, recipes or claims")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value, dotted, for --advise.")] = None,
+    advise: Annotated[
+        Path | None, typer.Option(help="Algorithms: say which to try with this experiment or recipe, and why.")
+    ] = None,
+    most: Annotated[
+        str | None, typer.Option("--bytes", help="With --advise: the most that may cross in a round, as 500KB.")
+    ] = None,
+    predictions_only: Annotated[
+        bool, typer.Option("--predictions-only", help="With --advise: clients must not send their parameters.")
+    ] = False,
+    untrusted: Annotated[bool, typer.Option("--untrusted", help="With --advise: some clients may lie.")] = False,
     kept: Annotated[Path | None, typer.Option("--from", help="The folder of kept runs that judge the claims.")] = None,
     write: Annotated[Path | None, typer.Option(help="Write the page of the claims here instead.")] = None,
 ) -> None:
-    """List what can be chosen, with licences, needs and costs; or what the papers claim, with a verdict on each."""
+    """List what can be chosen, with needs and costs; which algorithms fit an experiment; what the papers claim."""
     from fedstill.cli import catalogue
     from fedstill.common.plugins import nearest
 
+    if advise or overrides or most or predictions_only or untrusted:
+        if advise is None or what != "algorithms" or kept or write:
+            raise FedstillError(
+                "advice is about algorithms: fedstill show algorithms --advise EXPERIMENT [key=value ...]"
+            )
+        _advise(experiment_source(advise, overrides or []), most, predictions_only, untrusted)
+        return
     folder = kept or Path("evidence")
     pages: dict[str, Callable[[], catalogue.Page]] = {
         "corpora": catalogue.corpora,
@@ -326,6 +354,20 @@ def fetch(names: Annotated[list[str], typer.Argument(help="minilm, bert-tiny, tw
 
     for name in names:
         console.print(f"{name}: {fetch_artefact(name)}", highlight=False, soft_wrap=True)
+
+
+def _advise(source: Any, most: str | None, predictions_only: bool, untrusted: bool) -> None:
+    """Print which algorithms fit an experiment and what its users allow."""
+    from fedstill.cli.catalogue import advise
+    from fedstill.common.units import bytes_of
+    from fedstill.config.experiment import from_source
+    from fedstill.plan.advice import Wishes
+
+    try:
+        wishes = Wishes(bytes_of(most), predictions_only, untrusted)
+    except ValueError as error:
+        raise FedstillError(f"--bytes: {error}.") from error
+    advise(from_source(source), wishes, console)
 
 
 def experiment_source(experiment: Path, overrides: list[str]) -> Any:

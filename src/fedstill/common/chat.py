@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from fedstill.common.errors import FedstillError
 
 OPENAI_URL = "https://api.openai.com/v1"
+KEY_VARIABLE = "OPENAI_API_KEY"
 LONGEST_RETRY_AFTER_S = 60.0
 
 T = TypeVar("T")
@@ -34,11 +35,9 @@ class Unusable(ValueError):
 
 @dataclass(frozen=True)
 class Chat:
-    """Which model to ask, where, and how patiently; the key stays in the environment."""
+    """Which model to ask, and how patiently. The environment says where and with which key: an experiment may not."""
 
     model: str = "gpt-4"
-    base_url: str | None = None
-    api_key_variable: str = "OPENAI_API_KEY"
     timeout_s: float = 30.0
     attempts: int = 4
     backoff_s: float = 1.0
@@ -52,9 +51,9 @@ class Chat:
     ) -> T:
         """What `read` makes of the answer; where it raises Unusable, the model is asked again, until patience ends."""
         sdk = _sdk()
-        url = self.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
+        url = os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
         last = "no attempt was allowed"
-        with sdk.OpenAI(api_key=_key(self, url), base_url=url, timeout=self.timeout_s, max_retries=0) as connection:
+        with sdk.OpenAI(api_key=_key(url), base_url=url, timeout=self.timeout_s, max_retries=0) as connection:
             for attempt in range(self.attempts):
                 try:
                     return read(_reply(sdk, connection, self, messages))
@@ -78,13 +77,13 @@ def _sdk() -> ModuleType:
         ) from error
 
 
-def _key(chat: Chat, url: str) -> str:
-    key = os.environ.get(chat.api_key_variable, "").strip()
+def _key(url: str) -> str:
+    key = os.environ.get(KEY_VARIABLE, "").strip()
     if key:
         return key
     if _is_loopback(url):
         return "unused"
-    raise Unusable(f"the environment variable {chat.api_key_variable} holds no key", final=True)
+    raise Unusable(f"the environment variable {KEY_VARIABLE} holds no key", final=True)
 
 
 def _is_loopback(url: str) -> bool:

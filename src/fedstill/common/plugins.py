@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from fedstill.common.errors import FedstillError
+from fedstill.common.trust import check_trust
 
 T = TypeVar("T")
 
@@ -58,6 +59,8 @@ def own_class(path: str) -> type:
         if name not in _allowed:
             raise FedstillError(f"{path} is not allowed here: to allow it, name {name} under `own:` in your own file.")
         path = _allowed[name]
+    else:
+        check_trust(path)
     module_name, _, class_name = path.rpartition(":")
     try:
         module = _module_from_file(Path(module_name)) if module_name.endswith(".py") else _module(module_name)

@@ -22,6 +22,7 @@ from torch import nn
 from fedstill.common.errors import FedstillError
 from fedstill.common.plugins import absolute, check_options, is_own, nearest, own_class
 from fedstill.common.settings import Settings
+from fedstill.common.trust import trusting
 from fedstill.data.artefacts import fetch
 from fedstill.data.tokens import Tokenizer
 from fedstill.learning.losses import Loss, ce, likelihood
@@ -169,8 +170,11 @@ def _drawing_from(seed: int) -> Iterator[None]:
         yield
 
 
-def load(folder: str | Path) -> Model:
-    """A model that `Model.save` wrote: one of a run's `models/<party>` folders."""
+def load(folder: str | Path, trust_code: bool = False) -> Model:
+    """A model that `Model.save` wrote: one of a run's `models/<party>` folders.
+
+    A model of somebody's own class runs the code of a file that the folder names, which needs `trust_code`.
+    """
     folder = Path(folder)
     if not (folder / MARKER).exists():
         if not (folder / "config.json").exists():
@@ -182,7 +186,8 @@ def load(folder: str | Path) -> Model:
     spec = ModelSpec(**about["spec"])
     tokenizer = read_tokenizer(folder) if spec.reads == "text" else None
     shape = about.get("shape")
-    model = _assemble_small(spec, tuple(about["labels"]), tokenizer, None if shape is None else tuple(shape))
+    with trusting(trust_code):
+        model = _assemble_small(spec, tuple(about["labels"]), tokenizer, None if shape is None else tuple(shape))
     model.module.load_state_dict(load_file(folder / "model.safetensors"))
     return model
 

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from fedstill.algorithms.base import Algorithm
 from fedstill.common.errors import FedstillError
 from fedstill.parties.server import Server
+from fedstill.plan.caution import listed
 
 KNOWN_NEEDS = {"public", "labelled", "label_counts", "parameters", "pooled", "openai"}
 
@@ -34,6 +35,6 @@ def same_architecture(algorithm: Algorithm, server: Server, architectures: Mappi
     if others := [name for name, own in architectures.items() if own != server.model.architecture]:
         raise FedstillError(
             f"{algorithm.title} exchanges parameters, so everybody needs the server's architecture "
-            f"({server.spec.model}): {', '.join(others)} {'has' if len(others) == 1 else 'have'} another. Give all the "
+            f"({server.spec.model}): {listed(others)} {'has' if len(others) == 1 else 'have'} another. Give all the "
             "same model, or use a method that exchanges predictions (AdaFD, FedID) or averages by architecture (FedDF)."
         )

@@ -10,6 +10,7 @@ import torch
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.plugins import nearest
+from fedstill.common.trust import trusts_all
 from fedstill.config.experiment import Experiment, load_experiment
 from fedstill.data.corpora import files
 from fedstill.data.corpora.files import Columns
@@ -39,7 +40,7 @@ def label_file(
     if len(columns) > 2:
         raise FedstillError("--text is given once, or twice for a pair of texts.")
     rows = list(files.read(file, Columns(columns[0], columns[1] if len(columns) == 2 else None, None), encoding))
-    model = load(folder)
+    model = load(folder, trust_code=trusts_all())
     accelerate(model.module, experiment.fast)
     if model.tokenizer is None:
         raise FedstillError(f"{run}: the models of this run read images, and `fedstill predict` labels texts.")

@@ -56,6 +56,11 @@ class Member:
         """The one that counts for the client: on its own rows, if it has any."""
         return self.own or self.every
 
+    @property
+    def is_worse_off(self) -> bool:
+        """Whether it lost more than a point."""
+        return self.score is not None and self.score.gain < -POINT
+
 
 def members(measured: Sequence[Measurement], models: Mapping[str, str], metric: str) -> list[Member]:
     """Every client's scores; empty for methods in which nobody learns from anybody.
@@ -92,7 +97,7 @@ def _score(lines: Sequence[Measurement], name: str, giver: str, split: str, metr
 def verdict(found: Sequence[Member], causes: Sequence[str]) -> str:
     """One sentence: whether the members are better off, and if not, who is not and why."""
     scored = [(member, member.score) for member in found if member.score is not None]
-    worse = [(member.name, score.gain) for member, score in scored if score.gain < -POINT]
+    worse = [(member.name, score.gain) for member, score in scored if member.is_worse_off]
     mean = 100 * fmean(score.gain for _, score in scored)
     if not worse:
         return f"No client is worse off than alone by more than a point; {mean:+.1f} points on average."

@@ -92,9 +92,9 @@ class Record:
             raise FedstillError(f"{self.folder}: {metric} was not measured; there are {', '.join(found[split])}.")
         return float(found[split][metric])
 
-    def model(self, party: str = SERVER) -> Model:
-        """A party's model, ready to predict."""
-        return load(self.model_folder(party))
+    def model(self, party: str = SERVER, trust_code: bool = False) -> Model:
+        """A party's model, ready to predict; a class of somebody's own needs `trust_code`."""
+        return load(self.model_folder(party), trust_code)
 
     def model_folder(self, party: str = SERVER) -> Path:
         """The folder of a party's model."""
