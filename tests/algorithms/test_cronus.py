@@ -148,9 +148,9 @@ class Attacked(Cronus):
         if me.name not in self.liars:
             return opinion
         if self.garbage == "huge noise":
-            return Opinion(1e30 * torch.from_numpy(me.generator("garbage").normal(size=opinion.logits.shape)).float())
+            return Opinion(1e5 * torch.from_numpy(me.generator("garbage").normal(size=opinion.logits.shape)).float())
         votes = torch.eye(3)[(opinion.logits.argmax(-1) + 1) % 3]  # all together for the class next to the likeliest
-        return Opinion(1e30 * votes if self.garbage == "huge votes" else votes)
+        return Opinion(1e5 * votes if self.garbage == "huge votes" else votes)
 
 
 @dataclass(frozen=True)

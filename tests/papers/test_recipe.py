@@ -33,7 +33,7 @@ def test_every_table_of_the_four_papers_ships_and_some_of_our_own() -> None:
     fedid = [f"fedid/table{number}" for number in range(1, 7)] + [f"fedid/figure{number}" for number in (2, 3, 4)]
     fedsnd = ["fedsnd/table1", *(f"fedsnd/figure{number}" for number in range(6, 11))]
     feddrs = [*(f"feddrs/table{number}" for number in (1, 2, 3, 4)), "feddrs/figure3", "feddrs/figure4"]
-    ours = ["fedid/chunk", "fedsnd/digits", "feddrs/smoke"]
+    ours = ["fedid/chunk", "fedsnd/digits", "feddrs/smoke", "trust/attacks"]
     assert set(TABLES) >= {*adafd, *fedid, *fedsnd, *feddrs, *ours}
     assert {"amazon", "tweets"} == set(recipe_files()) - set(TABLES)
 
@@ -48,7 +48,7 @@ def test_every_cell_is_a_valid_experiment_in_a_folder_of_its_own(
     wanted = planned.recipe.scales[scale].rows or planned.recipe.rows
     there = {row for group in planned.selection.groups for row in planned.recipe.rows_of(group)}
     assert {run.row for run in planned.runs} == there & set(wanted)
-    for run in planned.runs:
+    for run in planned.runs[: len(planned.runs) // planned.recipe.scales[scale].seeds]:  # of the first seed
         assert Experiment.model_validate(run.experiment.model_dump()) == run.experiment
         assert run.experiment.method
         assert run.experiment.client_specs(clients(run.experiment, scale))

@@ -19,6 +19,7 @@ from fedstill.learning.phases import PhaseSettings
 from fedstill.learning.scales import centred, fitted_temperature, label_entropy, unit_spread
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
+from fedstill.wire.blends import Holds
 from fedstill.wire.messages import Answer, Opinion
 from fedstill.wire.replies import Replies
 
@@ -152,7 +153,8 @@ class AdaFD(Algorithm):
 
     def server(self, me: Server, ups: Replies[Opinion]) -> Answer:
         weights = self.weights(me, ups)
-        blend = self.teachers(ups).blend("logits", weights)  # Eq. 8
+        holds: Holds = "probabilities" if self.how.opinions == "probabilities" else "logits"
+        blend = self.teachers(ups).blend("logits", weights, holds)  # Eq. 8
         if self.how.sharpen:
             blend = blend / self.how.sharpen
         elif self.how.opinions == "probabilities":
@@ -174,7 +176,7 @@ class AdaFD(Algorithm):
 
     def weights(self, me: Server, ups: Replies[Opinion]) -> Tensor:
         """w_k as [K], or finer as [K, N or 1, C or 1]; they sum to one over the clients."""
-        weights = self.weigher(me, ups, ups.column("loss"))  # Eq. 6 or 7
+        weights = ups.cap(self.weigher(me, ups, ups.column("loss")))  # Eq. 6 or 7
         me.observe("losses", dict(zip(ups, ups.column("loss").tolist(), strict=True)))
         me.observe_weights(dict(zip(ups, weights.tolist(), strict=True)))
         if not (self.per_class or self.per_sample or self.competence):

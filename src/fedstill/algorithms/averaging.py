@@ -38,13 +38,13 @@ class Averaging:
     min_samples: Annotated[int, Field(ge=1)] = 1
 
     def shares(self, ups: Replies[Any]) -> Tensor:
-        """1/K, or n_k/n."""
+        """1/K, or n_k/n, none above the experiment's `max_share`."""
         if self.weights == "uniform":
             return uniform(len(ups))
         sizes = ups.sizes
         if self.balance:
             sizes = sizes.clamp(max=max(self.min_samples, int(sizes.min())))
-        return sizes / sizes.sum()
+        return ups.cap(sizes / sizes.sum())
 
     def rows_for_all(self, fed: Federation) -> int:
         """As many rows as the smallest active client has; notes if most of the others lose half of theirs by that."""

@@ -52,6 +52,8 @@ class Algorithm:
     role: ClassVar[Role] = "method"
     """In tables, methods are compared with the best of the baselines."""
     messages: ClassVar[tuple[type[Message], ...]] = (Opinion, Answer, Done)
+    blends: ClassVar[bool] = True
+    """Whether the experiment's `blend` applies; if not, any other than `mean` is refused."""
     codecs: ClassVar[Codecs] = Codecs()
     """The codecs of these messages, unless the experiment's `wire:` says otherwise."""
     paper: ClassVar[str] = ""

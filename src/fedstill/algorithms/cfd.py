@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from fedstill.algorithms.base import Algorithm, Federation, Role
 from fedstill.common.errors import FedstillError
 from fedstill.learning.losses import probability_ce
@@ -62,7 +60,7 @@ class CFD(Algorithm):
     def server(self, me: Server, ups: Replies[Opinion]) -> Answer:
         if self.restart:
             _restart(me)
-        labels = torch.stack([said.logits for said in ups.values()]).mean(0)
+        labels = ups.mean("logits", "probabilities")
         me.distill(labels, probability_ce)  # KL plus the labels' entropy, which is constant
         return Answer(me.predict().softmax(-1))
 

@@ -24,8 +24,8 @@ class Cronus(Algorithm):
     """p^k up, their robust mean down; a client trains on its labels and on the public rows' soft labels in one phase.
 
     That phase has the settings `distill`. `mean: filter` (as in the paper) drops at most `share` of the clients on each
-    sample, `trimmed` drops `share` of them at each end of each class, `median` needs no share. Messages hold
-    probabilities.
+    sample, `trimmed` drops `share` of them at each end of each class, `median` needs no share. An
+    experiment's `blend` other than `mean` takes the place of `mean` here. Messages hold probabilities.
     """
 
     mean: RobustMean = "filter"
@@ -48,6 +48,8 @@ class Cronus(Algorithm):
         return Opinion(me.predict().softmax(-1))
 
     def server(self, me: Server, ups: Replies[Opinion]) -> Answer:
+        if not ups.blending.is_mean:
+            return Answer(ups.mean("logits", "probabilities"))
         if me.round <= 1 and self.mean != "median" and not most(self.share, len(ups)):
             me.notes.append(
                 f"{self.share:g} of {len(ups)} clients is less than one: none is dropped, and the mean is not robust."

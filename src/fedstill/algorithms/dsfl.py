@@ -9,6 +9,7 @@ from fedstill.algorithms.base import Algorithm, Positive, Role
 from fedstill.learning.losses import Distillation, Loss, distillation
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
+from fedstill.wire.blends import Holds
 from fedstill.wire.messages import Answer, Opinion
 from fedstill.wire.replies import Replies, uniform
 
@@ -45,7 +46,8 @@ class DSFL(Algorithm):
 
     def server(self, me: Server, ups: Replies[Opinion]) -> Answer:
         weights = ups.shares if self.weights == "size" else uniform(len(ups))
-        sharpened = ups.blend("logits", weights) / self.temperature
+        holds: Holds = "logits" if self.reading == "released" else "probabilities"
+        sharpened = ups.blend("logits", weights, holds) / self.temperature
         me.distill(sharpened, self._loss(self.server_loss), also=me.labelled_rows() if self.labelled else None)
         return Answer(sharpened)
 

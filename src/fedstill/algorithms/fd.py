@@ -38,6 +38,7 @@ class FD(Algorithm):
 
     has_server_model: ClassVar[bool] = False
     messages: ClassVar[tuple[type[Message], ...]] = (LabelMeans, Done)
+    blends: ClassVar[bool] = False
     paper: ClassVar[str] = "FD (Jeong 2018)"
     role: ClassVar[Role] = "baseline"
     cost: ClassVar[str] = "2C^2 K"

@@ -128,7 +128,7 @@ class FedAUX(FedAvg):
         rows = me.data.public.pick(scored)
         scores = torch.stack([certainty[name][scored] for name in ups]).double()
         logits = torch.stack([me.model_from(said.parameters).predict(rows) for said in ups.values()])
-        ensemble = ((scores / scores.sum(0))[:, :, None] * logits).sum(0).to(logits.dtype)
+        ensemble = ups.blended(logits, (scores / scores.sum(0))[:, :, None])
         me.set_parameters(ups.average("parameters", self.shares(ups)))
         settings = me.spec.distill.model_copy(update={"rate": self.rate, "epochs": self.epochs})
         me.distill(ensemble, kl, rows=scored, settings=settings)

@@ -18,7 +18,7 @@ from fedstill.parties.client import Client
 from fedstill.parties.party import Party
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Done, Hello, Message, Parameters
-from fedstill.wire.replies import Replies
+from fedstill.wire.replies import Replies, uniform
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class FedDF(Averaging, Algorithm):
     def server(self, me: Server, ups: Replies[Parameters]) -> Mapping[str, Message]:
         active = {name: ups.clients[name] for name in ups}
         logits = [me.model_from(ups[name].parameters, hello.architecture).predict() for name, hello in active.items()]
-        ensemble = self._ensemble(torch.stack(logits), self.shares(ups))
+        ensemble = self._ensemble(torch.stack(logits), ups)
         groups: dict[str, list[str]] = {me.model.architecture: []} | _groups(active)
         for architecture, names in groups.items():
             own = ups.only(names)
@@ -81,11 +81,11 @@ class FedDF(Averaging, Algorithm):
         """The mean of the clients' logits is what is distilled."""
         return True
 
-    def _ensemble(self, logits: Tensor, shares: Tensor) -> Tensor:
+    def _ensemble(self, logits: Tensor, ups: Replies[Parameters]) -> Tensor:
         """The teacher [N, C] of all received models' logits [K, N, C]."""
-        if self.reading == "paper":
+        if self.reading == "paper" and ups.blending.is_mean:
             return logits.mean(0)
-        return (shares[:, None, None] * logits.double()).sum(0).to(logits.dtype)
+        return ups.blended(logits, uniform(len(ups)) if self.reading == "paper" else self.shares(ups))
 
     def _refine(self, student: Party, ensemble: Tensor) -> None:
         if self.reading == "released":

@@ -75,6 +75,7 @@ class FedDRS(Averaging, Algorithm):
 
     needs: ClassVar[frozenset[str]] = frozenset({"parameters", "label_counts"})
     messages: ClassVar[tuple[type[Message], ...]] = (Work, Parameters, Done)
+    blends: ClassVar[bool] = False
     paper: ClassVar[str] = "FedDRS (under review 2024)"
     cost: ClassVar[str] = "P(K+1)+CK"
 

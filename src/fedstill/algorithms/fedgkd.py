@@ -14,8 +14,9 @@ from fedstill.learning.losses import kl
 from fedstill.learning.phases import Passes
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
+from fedstill.wire.blends import average
 from fedstill.wire.messages import Done, Message, Parameters, parameters
-from fedstill.wire.replies import Replies, average, uniform
+from fedstill.wire.replies import Replies, uniform
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ class FedHe(Algorithm):
 
     has_server_model: ClassVar[bool] = False
     messages: ClassVar[tuple[type[Message], ...]] = (LabelMeans, Done)
+    blends: ClassVar[bool] = False
     paper: ClassVar[str] = "FedHe (Chan and Ngai 2021)"
     role: ClassVar[Role] = "baseline"
     cost: ClassVar[str] = "2C^2 a client"

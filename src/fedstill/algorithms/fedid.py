@@ -117,7 +117,7 @@ class FedID(Algorithm):
     def teach(self, me: Server, last: Lesson, rows: Tensor, ups: Replies[Scores], judges: Iterator[Ints]) -> Lesson:
         """Take a step on the ensemble of every batch of the exchange; the lesson tells how much each helped."""
         own = ups.change("logits", LABELS[self.ensemble])
-        y = own.blend("logits", ups.shares)  # Eq. 10
+        y = own.blend("logits", ups.shares, "logits" if self.ensemble == "logits" else "probabilities")  # Eq. 10
         y = y.softmax(-1) if self.ensemble == "logits" else y
         labelled, phase, worth = me.labelled_rows(), self._phase(me, last.steps), []
         for batch in torch.split(torch.arange(len(rows)), last.batch):

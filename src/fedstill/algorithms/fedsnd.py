@@ -24,7 +24,7 @@ from fedstill.models.space import space_of
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Done, Message, Parameters
-from fedstill.wire.replies import Replies, average, uniform
+from fedstill.wire.replies import Replies, uniform
 
 MOST_NOISE = 10_000
 """The most noise samples of one client: n_k is what the client says, and must not exhaust the server's memory."""
@@ -109,7 +109,7 @@ class FedSND(Algorithm):
         elif self.noise_distillation:
             me.notes.append("only one client is active: there is no other to distil its noise into.")
         with me.timed("averaging"):
-            me.set_parameters(average(models, uniform(len(models))))
+            me.set_parameters(ups.averaged(models, uniform(len(models))))
         return Parameters(me.parameters())
 
     def _noise(self, me: Server, ups: Replies[Parameters]) -> dict[str, Noise]:

@@ -45,7 +45,7 @@ class MHAT(Algorithm):
         if self.server_loss == "hard":
             # sum_k w_k CE(f, y_k) is the cross-entropy with the share of votes of each class.
             votes = ups.change("logits", one_hot)
-            me.distill(votes.blend("logits", weights), probability_ce, also=also)
+            me.distill(votes.blend("logits", weights, "probabilities"), probability_ce, also=also)
         else:
             me.distill(ups.blend("logits", weights), distillation(self.server_loss), also=also)
         return Answer(me.predict())

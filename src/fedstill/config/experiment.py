@@ -32,8 +32,10 @@ from fedstill.learning.fast import Fast
 from fedstill.learning.phases import PhaseSettings
 from fedstill.models import ModelSpec
 from fedstill.parties.party import PartySpec, TrainSettings
-from fedstill.wire import codecs
+from fedstill.wire import blends, codecs
+from fedstill.wire.blends import Blending, MaxShare
 from fedstill.wire.codecs import Codecs
+from fedstill.wire.faults import Fault
 
 S = TypeVar("S", bound=Settings)
 
@@ -147,6 +149,14 @@ class Experiment(Settings):
     save_every: int = Field(1, ge=1)
     """Rounds between two checkpoints."""
     wire: WireSpec = WireSpec()
+    blend: str | dict[str, Any] = "mean"
+    """How opinions or parameters become one: `mean`, or one that lets no liar win: `median`, `trimmed`, `cronus`,
+    `clipped`, `expguard`; {name: ..., option: value} sets options."""
+    max_share: MaxShare = "auto"
+    """The most that one client may weigh, whatever it tells about its loss, size or label counts; auto: one half, or 3
+    of K clients' shares if that is less; null: no limit, as in the papers."""
+    faults: list[Fault] = Field(default_factory=list)
+    """Clients that lie or fail, in a simulation: [{kind: flip, share: 0.2}, ...]."""
 
     _made: tuple[dict[str, Any], Algorithm] | None = PrivateAttr(None)
     """The algorithm, and the settings that it was made from."""
@@ -178,6 +188,8 @@ class Experiment(Settings):
         checks: list[tuple[Sequence[str | int], Callable[[], object]]] = [
             (["algorithm"], lambda: self.method),
             (["wire"], self.codecs),
+            (["blend"], self.blending),
+            (["faults"], self._refuse_faults),
             (["server"], self.server.check),
         ]
         if isinstance(self.clients, ModelSpec):
@@ -212,6 +224,17 @@ class Experiment(Settings):
         own = self.method.codecs
         chosen = {kind: getattr(self.wire, kind) for kind in ("opinions", "parameters")}
         return replace(own, **{kind: codecs.make(spec) for kind, spec in chosen.items() if spec is not None})
+
+    def blending(self) -> Blending:
+        """How replies are blended."""
+        chosen = Blending(blends.make(self.blend), self.max_share)
+        if not (chosen.is_mean or self.method.blends):
+            raise FedstillError(f"{type(self.method).__name__} uses every client's reply by itself: it has no blend.")
+        return chosen
+
+    def _refuse_faults(self) -> None:
+        if self.faults and self.engine == "flare":
+            raise FedstillError("faults are for simulations: nobody is made to lie in a federation.")
 
     def server_spec(self) -> PartySpec:
         """The server's model and settings."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedstill.algorithms.base import Answers
@@ -22,8 +23,10 @@ from fedstill.engines.seconds import Seconds, Slip
 from fedstill.plan.caution import Caution, cautions
 from fedstill.plan.needs import same_architecture
 from fedstill.plan.plan import Plan
+from fedstill.wire.blends import Blending
 from fedstill.wire.crossing import Crossing, asked_of
 from fedstill.wire.encoding import decode, encode, seal
+from fedstill.wire.faults import Faults
 from fedstill.wire.guard import Form, form_of
 from fedstill.wire.messages import SERVER, BadMessage, Hello, M, Message
 from fedstill.wire.replies import Failure, Replies
@@ -35,8 +38,11 @@ class Conductor:
     def __init__(self, plan: Plan, books: Books, engine: Engine) -> None:
         self.plan, self.books, self.engine = plan, books, engine
         self.algorithm = plan.experiment.method
+        self.blending = plan.experiment.blending()
         self.server = plan.make_server(books.tell)
-        self.crossing = Crossing(plan.agreement, self.server, books.ledger, form_of=self._form_of)
+        self.faults = Faults(plan.experiment.faults, list(plan.clients), plan.experiment.seed)
+        arriving = [self.faults.arriving] if plan.experiment.faults else []
+        self.crossing = Crossing(plan.agreement, self.server, books.ledger, arriving=arriving, form_of=self._form_of)
         self.forms: dict[str, Form] = {}
         """The parameters of every architecture that has sent some."""
         self.sizes: dict[str, int] = {}
@@ -77,6 +83,8 @@ class Conductor:
             self.cautions = cautions(self.algorithm, self.clients)
             for caution in self.cautions if after is None else ():
                 self.books.caution(str(caution))
+            for name, kinds in self.faults.liars().items() if after is None else ():
+                self.books.note(name, f"{name} is made to lie or fail: {', '.join(kinds)}.")
             answer = self._restore(after) if after is not None else self.algorithm.start(self)
         self._close_round()
         self._write_seconds()
@@ -117,7 +125,11 @@ class Conductor:
                     f"({_reasons(failures)})"
                 )
             )
-        return Replies(messages, self.clients, tuple(failures))
+        return Replies(messages, self.clients, tuple(failures), self._blending())
+
+    def _blending(self) -> Blending:
+        """The experiment's blend; what it remembers of clients is part of the server's state."""
+        return replace(self.blending, round=self.round, memory=self.server.memory.mappings.setdefault("blend", {}))
 
     def as_received(self, message: M) -> M:
         """This round's answer as clients will decode it: a codec may change it."""
@@ -155,9 +167,26 @@ class Conductor:
             slips.append(slip)
             self.books.take(name, parcel.envelope["metrics"], parcel.envelope["notes"])
         self.clock.account(slips)
+        if self.faults.chosen:
+            self._let_lie(verb, message, messages, failures)
         self.crossing.forget(failure.client for failure in failures)
         self.engine.judge(messages, failures)
         return messages, failures
+
+    def _let_lie(self, verb: str, asked: Answers, messages: dict[str, Message], failures: list[Failure]) -> None:
+        """Put what liars say in place of their replies; the guard looks at it as at any other reply."""
+        memory = self.server.memory.mappings.setdefault("faults", {})
+        lies = self.faults.act(verb, self.round, messages, self.plan.agreement.types, memory)
+        for name, lie in lies.items():
+            del messages[name]
+            if isinstance(lie, Failure):
+                failures.append(lie)
+                continue
+            try:
+                self.crossing.guard(lie, name, verb, asked_of(asked, name))
+                messages[name] = lie
+            except BadMessage as error:
+                failures.append(Failure(name, str(error)))
 
     def _enter(self, round: int) -> None:
         self.round = round

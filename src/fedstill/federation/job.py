@@ -43,6 +43,8 @@ class Job:
             raise FedstillError(
                 "labels: a federation needs the ordered list of labels in the experiment, because nobody sees all rows."
             )
+        if experiment.faults:
+            raise FedstillError("faults are for simulations: nobody is made to lie in a federation.")
         whole = experiment.resolved().model_dump(mode="json")
         kept = {key: anonymous(value) for key, value in whole.items() if key not in LOCAL}
         return cls(kept, public, samples, labelled, tuple(sorted(sites)), version)

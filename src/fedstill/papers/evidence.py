@@ -61,6 +61,9 @@ def fingerprint(experiment: Experiment) -> str:
     """A hash of what an experiment sets, the same on any machine and for any seed: without the paths of folders."""
     values = experiment.resolved().model_dump(mode="json", exclude_defaults=True)
     values = {key: value for key, value in values.items() if key not in ANY_MACHINE}
+    values.pop("max_share", None)
+    if experiment.max_share is not None:  # null is as in the papers, and as in lines from before there was a limit
+        values["max_share"] = experiment.max_share
     return hashlib.sha256(json.dumps(_portable(values), sort_keys=True).encode()).hexdigest()[:16]
 
 

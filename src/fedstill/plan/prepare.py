@@ -84,7 +84,7 @@ def make_plan(
         label_tasks=None if corpus.label_tasks is None else tuple(corpus.label_tasks.tolist()),
         tasks=() if corpus.label_tasks is None else corpus.domain_names,
         partition=parts,
-        row_labels=_without(parts.public, corpus.labels),
+        row_labels=_flipped(experiment, parts, _without(parts.public, corpus.labels), len(corpus.label_names)),
         test_domains=_test_domains(corpus, parts),
         public_fingerprint=public_fingerprint(corpus, parts),
         test_fingerprint=_test_fingerprint(corpus, parts),
@@ -138,6 +138,15 @@ def _without(public: Ints, labels: Ints) -> Ints:
     """The labels without those of public rows (-1 instead), so that no method can use these."""
     labels = labels.copy()
     labels[public] = -1
+    return labels
+
+
+def _flipped(experiment: Experiment, parts: Partition, labels: Ints, classes: int) -> Ints:
+    """The labels, with y + 1 mod C for the training rows of clients that `faults` have flip them."""
+    for fault in experiment.faults:
+        for client in fault.among(parts.clients, experiment.seed) if fault.kind == "flip" else ():
+            rows = parts.train[client]
+            labels[rows] = (labels[rows] + 1) % classes
     return labels
 
 

@@ -137,6 +137,10 @@ class Crossing:
         self._count("up", verb, message, raw, error=error)
         return parcel
 
+    def guard(self, message: Message, name: str, verb: str, asked: int = -1) -> None:
+        """Raise BadMessage if this message of a client is not as agreed."""
+        check(message, self._expected(name, self.agreement.possible(verb), asked))
+
     def most_bytes(self, name: str, verb: str, asked: int = -1) -> int:
         """The most bytes that a client's reply can have."""
         possible = self.agreement.possible(verb)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedstill.common.errors import FedstillError
+from fedstill.wire.blends import Blending, Holds, Models
 from fedstill.wire.messages import Hello, M
 
 
@@ -28,6 +29,7 @@ class Replies(Mapping[str, M], Generic[M]):
     messages: dict[str, M]
     clients: Mapping[str, Hello] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
+    blending: Blending = field(default_factory=Blending)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "messages", dict(sorted(self.messages.items())))
@@ -64,8 +66,12 @@ class Replies(Mapping[str, M], Generic[M]):
 
     @property
     def shares(self) -> Tensor:
-        """n_k/n of the clients that answered."""
-        return self.sizes / self.sizes.sum()
+        """n_k/n of the clients that answered, none above the experiment's `max_share`."""
+        return self.cap(self.sizes / self.sizes.sum())
+
+    def cap(self, weights: Tensor) -> Tensor:
+        """Weights [K, ...] with none above the experiment's `max_share`; blends do this themselves."""
+        return self.blending.cap(weights)
 
     def change(self, name: str, function: Callable[[Tensor], Tensor]) -> Replies[M]:
         """The same replies with one array field changed in each."""
@@ -76,20 +82,28 @@ class Replies(Mapping[str, M], Generic[M]):
         """The same replies with only these rows of one array field."""
         return self.change(name, lambda values: values[numbers])
 
-    def blend(self, name: str, weights: Tensor) -> Tensor:
-        """The weighted sum over clients of an array field; weights are [K], or [K, N or 1, C or 1], and sum to one."""
-        values = self.column(name)
-        while weights.ndim < values.ndim:
-            weights = weights.unsqueeze(-1)
-        return (values.double() * weights.double()).sum(0).to(values.dtype)
+    def blend(self, name: str, weights: Tensor, holds: Holds = "logits") -> Tensor:
+        """The experiment's blend of an array field: by default the weighted sum over clients.
+
+        Weights are [K], or [K, N or 1, C or 1], and sum to one. `holds` says what the field holds.
+        """
+        return self.blended(self.column(name), weights, holds)
+
+    def blended(self, values: Tensor, weights: Tensor, holds: Holds = "logits") -> Tensor:
+        """The same of opinions [K, N, C] that the server computed itself for these clients."""
+        return self.blending.opinions(tuple(self), values, weights, holds)
 
     def average(self, name: str, weights: Tensor) -> dict[str, Tensor]:
-        """The weighted mean over clients of a mapping of arrays, such as the parameters of their models."""
-        return average({client: getattr(message, name) for client, message in self.messages.items()}, weights)
+        """The experiment's blend of a mapping of arrays, such as parameters: by default the weighted mean."""
+        return self.averaged({client: getattr(message, name) for client, message in self.messages.items()}, weights)
 
-    def mean(self, name: str) -> Tensor:
+    def averaged(self, models: Models, weights: Tensor) -> dict[str, Tensor]:
+        """The same of models that the server made itself for these clients."""
+        return self.blending.models(models, weights)
+
+    def mean(self, name: str, holds: Holds = "logits") -> Tensor:
         """The blend with equal weights."""
-        return self.blend(name, uniform(len(self)))
+        return self.blend(name, uniform(len(self)), holds)
 
 
 def label_counts(clients: Mapping[str, Hello]) -> Tensor:
@@ -98,31 +112,6 @@ def label_counts(clients: Mapping[str, Hello]) -> Tensor:
     if silent := [name for name, count in counts.items() if count is None]:
         raise FedstillError(f"this method needs label counts, and {', '.join(silent)} withholds them.")
     return torch.stack([count for count in counts.values() if count is not None]).double()
-
-
-def average(models: Mapping[str, Mapping[str, Tensor]], weights: Tensor) -> dict[str, Tensor]:
-    """The weighted mean of the parameters of several models, given by name; integers are taken from the first."""
-    (name, first), *others = models.items()
-    for other, parameters in others:
-        if different := sorted({key for key, _ in _kinds(first).items() ^ _kinds(parameters).items()}):
-            raise FedstillError(
-                f"{other} sends other parameters than {name} (for example {different[0]}): they have different "
-                "architectures, and cannot be averaged."
-            )
-    sums = {key: torch.zeros(value.shape, dtype=torch.float64) for key, value in first.items()}
-    for parameters, weight in zip(models.values(), weights.tolist(), strict=True):
-        for key, value in parameters.items():
-            sums[key] += weight * value.double()
-    return {
-        key: sums[key].to(value.dtype if value.dtype == torch.float64 else torch.float32)
-        if value.is_floating_point()
-        else value
-        for key, value in first.items()
-    }
-
-
-def _kinds(mapping: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, bool]]:
-    return {key: (value.shape, value.is_floating_point()) for key, value in mapping.items()}
 
 
 def uniform(clients: int) -> Tensor:

@@ -22,6 +22,8 @@ clients that stays below it moves the mean by about half an honest standard devi
 opinions that are dropped nevertheless move it by a sixth."""
 NORMAL = 1.4826
 """Turns the median distance from the median into the standard deviation, for a normal distribution."""
+DUST = 1e-9
+"""Differences of weights up to this are rounding errors."""
 ROUNDING = 1e-12
 """Variances up to this count as zero: standard deviations of a millionth."""
 
@@ -63,6 +65,44 @@ def filtered(opinions: Tensor, share: float) -> Tensor:
         farthest = distance.where(kept, -torch.inf).argmax(1, keepdim=True)
         kept &= ~(too_wide & torch.zeros_like(kept).scatter(1, farthest, True))
     return _distribution(_mean(points, kept)).to(opinions.dtype)
+
+
+def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
+    """The value with half of the weight on either side, over clients [K, ...]; the mean of two where both are."""
+    ordered, _, above = _by_weight(values, weights)
+    low, high = (above < 0.5 - DUST).sum(0, keepdim=True), (above <= 0.5 + DUST).sum(0, keepdim=True)
+    last = len(values) - 1
+    return (ordered.gather(0, low.clamp(max=last)) + ordered.gather(0, high.clamp(max=last)))[0] / 2
+
+
+def weighted_trimmed(values: Tensor, weights: Tensor, share: float) -> Tensor:
+    """The weighted mean over clients [K, ...] without this share of the weight at each end."""
+    ordered, below, above = _by_weight(values, weights)
+    kept = (above.clamp(max=1 - share) - below.clamp(min=share)).clamp(min=0)
+    kept = torch.where(kept > DUST, kept, 0.0)  # a rounding error times a huge value would be felt
+    return (kept * ordered).sum(0) / kept.sum(0)
+
+
+def _by_weight(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The values in ascending order, and the share of the weight below each, without and with its own."""
+    order = values.argsort(dim=0, stable=True)
+    own = weights.double().expand_as(values).gather(0, order)
+    above = (own / own.sum(0)).cumsum(0)
+    return values.gather(0, order), above - own / own.sum(0), above
+
+
+def capped(weights: Tensor, most: float) -> Tensor:
+    """Weights [K, ...] of which none is above `most`; what is above goes to the others, in proportion to theirs."""
+    most, over, result = max(most, 1 / len(weights)), torch.zeros_like(weights, dtype=torch.bool), weights
+    while bool((result > most + DUST).any()):
+        over = over | (result > most + DUST)
+        others = weights.where(~over, 0.0)
+        total, many = others.sum(0), (~over).double().sum(0).clamp(min=1)
+        # Others that weigh nothing at all, as beside a loss of minus infinity, share alike.
+        shares = torch.where(total > 1e-200, others / total.clamp(min=1e-200), 1.0 / many)
+        spread = torch.where(over, most, (1 - most * over.double().sum(0)).clamp(min=0) * shares)
+        result = torch.where(over.any(0), spread, result)
+    return result
 
 
 def most(share: float, clients: int) -> int:
