@@ -40,6 +40,8 @@ COUNTS = {
     "precision": "bf16",
     "fast": False,
     "save_every": 7,
+    "blend": "median",
+    "max_share": None,
 }
 IS_LOCAL = {
     "corpus": "reviews",
@@ -55,7 +57,7 @@ IS_LOCAL = {
 
 
 def test_every_key_of_an_experiment_counts_or_is_local() -> None:
-    assert set(COUNTS) | set(IS_LOCAL) == set(Experiment.model_fields)
+    assert set(COUNTS) | set(IS_LOCAL) | {"faults"} == set(Experiment.model_fields)  # faults are refused
     assert set(IS_LOCAL) == set(LOCAL)
 
 

@@ -234,8 +234,8 @@ def test_every_mapping_of_tensors_says_whether_a_codec_may_shrink_it():
         weights: Mapping[str, Tensor]
 
     agreed = replace(agreement(parameters="bf16"), types={"Mine": Mine})
-    raw = Crossing(agreed, End("books")).answer(Mine({"w": torch.tensor([0.1])}), {"verb": "turn", "round": 1}, 1)
-    assert Crossing(agreed, End("server")).call(raw).message.weights["w"] == torch.tensor(0.1)
+    sent = Crossing(agreed, End("server")).calls("turn", Mine({"w": torch.tensor([0.1])}), ["books"], 2)
+    assert Crossing(agreed, End("books")).call(sent["books"]).message.weights["w"] == torch.tensor(0.1)
 
 
 def test_a_client_whose_reply_was_lost_sends_everything_next_time():
