@@ -9,7 +9,7 @@ from fedstill.algorithms.fedgkd import FedGKD, GlobalModels
 from fedstill.common.errors import FedstillError
 from fedstill.parties.memory import Memory
 from fedstill.wire.encoding import decode, encode
-from fedstill.wire.guard import check
+from fedstill.wire.guard import Expected, check
 from fedstill.wire.messages import Hello, Parameters
 from fedstill.wire.replies import Replies
 from tests.algorithms.test_parameters import Fed
@@ -86,7 +86,7 @@ def test_both_models_travel(bench):
     newest, mean = bench.server().parameters(), shifted(bench.server().parameters(), 1)
     for message in (GlobalModels(newest), GlobalModels(newest, mean)):
         arrived = decode(encode(message), {"GlobalModels": GlobalModels}).message
-        check(arrived, {})
+        check(arrived, Expected({}))
         assert all(torch.equal(arrived.newest[key], value) for key, value in newest.items())
         assert (arrived.mean is None) == (message.mean is None)
 

@@ -25,7 +25,7 @@ CONVERSING = {"kind": "domain", "public": 0.3, "labelled_public": 0.2}
 def torchrun(*words: object, ranks: int = 2) -> Ended:
     """A fedstill command over ranks on this machine."""
     launcher = ["torch.distributed.run", "--nproc-per-node", ranks, "--standalone", "--local-addr", "127.0.0.1"]
-    command = [sys.executable, "-m", *launcher, "-m", "fedstill", *words]
+    command = [sys.executable, "-m", *launcher, "-m", "fedstill", "--trust-code", *words]
     own = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "COLUMNS": "200"}
     return subprocess.run([str(word) for word in command], capture_output=True, text=True, env=own, timeout=600)
 

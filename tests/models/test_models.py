@@ -317,7 +317,7 @@ def test_a_class_of_ones_own_is_a_model_with_options(tmp_path, arguments, width)
     assert model.module.head.in_features == 6
     assert model.rate == 0.125
     model.save(tmp_path / "saved")
-    assert torch.equal(logits(load(tmp_path / "saved")), logits(model))
+    assert torch.equal(logits(load(tmp_path / "saved", trust_code=True)), logits(model))
 
 
 def test_what_a_class_of_ones_own_does_not_take_is_refused(tmp_path):

@@ -165,7 +165,7 @@ def test_a_signal_stops_everything_and_the_same_command_goes_on(reviews: Path, t
     text = TINY.replace("REVIEWS", str(reviews)).replace("FedAvg: LogitAvg", f"FedAvg: {tmp_path}/own.py:SlowAtFirst")
     recipe.write_text(text)
     words = ["reproduce", str(recipe), "--seeds", "1", "--jobs", "2", "--out", str(tmp_path / "out")]
-    command = [sys.executable, "-m", "fedstill", *words]
+    command = [sys.executable, "-m", "fedstill", "--trust-code", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0)
     try:
         wait_for(tmp_path / "begun", process)
@@ -177,7 +177,7 @@ def test_a_signal_stops_everything_and_the_same_command_goes_on(reviews: Path, t
     assert "stopped. Go on with the same command." in output
     assert "Traceback" not in output
     assert not (tmp_path / "out" / "few-fedavg" / "seed-0" / "summary.json").exists()
-    assert fedstill(*words, "--only", "FedAvg", "--jobs", "1") == 0
+    assert fedstill("--trust-code", *words, "--only", "FedAvg", "--jobs", "1") == 0
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from fedstill.learning.phases import Phase
 from fedstill.wire.messages import MOST_ROWS, BadMessage, Message, Scores, array, number, opinions
 from fedstill.wire.replies import Replies
 
+LARGEST = float(torch.finfo(torch.float32).max)
+
 Ensemble = Literal["hard", "probabilities", "logits"]
 LABELS: dict[Ensemble, Callable[[Tensor], Tensor]] = {
     "hard": one_hot,
@@ -41,8 +43,8 @@ class Lesson(Message):
     rows: Tensor = array("next", below="public")
     ensemble: Tensor | None = opinions("last", "labels", optional=True)
     """Logits of y for the rows asked about last."""
-    feedback: Tensor | None = array("batches", optional=True, holds="floats")
-    """loss_diff: h of each batch."""
+    feedback: Tensor | None = array("batches", optional=True, holds="floats", least=-LARGEST, most=LARGEST)
+    """loss_diff: h of each batch; of models that diverge it may be anything finite, and the client says what to do."""
     credits: Mapping[str, Tensor] | None = None
     """per_client: h_k of each batch."""
     gradient: Tensor | None = array("last", "labels", optional=True, holds="floats")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,6 +90,8 @@ def _main() -> None:
         _print_error(f"[bold red]error:[/] {escape(f'{error.filename}: {error.strerror}')}")
         sys.exit(1)
     except Stopped as stop:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # another Ctrl-C must not kill what is ending already
         _print_error(f"stopped. {stop}")
         sys.exit(130)
 
