@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from fedstill.algorithms import make
-from fedstill.algorithms.adafd import READINGS, Reading
+from fedstill.algorithms.reading import READINGS, Reading
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "choose_default.py"))

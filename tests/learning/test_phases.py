@@ -89,17 +89,21 @@ def reference_loop(model, data, targets, batches, make_optimiser, rate, factors)
     return losses
 
 
+def a_phase(settings, rate):
+    """A model after a phase, its losses, and the data, targets and batches for a loop that does the same."""
+    data, targets, model = texts(13), teacher_logits(13), small_model()
+    found = Phase(model, data, settings, rate, seed=5).run(targets, mse)
+    return model, found, (data, targets, rows_of_each_step(data, targets, settings, seed=5))
+
+
 @pytest.mark.parametrize("name", OPTIMISERS)
 @pytest.mark.parametrize(("schedule", "warmup"), SCHEDULES)
 def test_a_phase_is_one_optimiser_and_one_schedule_over_all_its_epochs(name, schedule, warmup):
     rate, options, make_optimiser = OPTIMISERS[name]
     settings = PhaseSettings(epochs=3, batch=4, optimiser=name, schedule=schedule, warmup=warmup, **options)
-    data, targets = texts(13), teacher_logits(13)
-    ours, reference = small_model(), small_model()
-    found = Phase(ours, data, settings, rate, seed=5).run(targets, mse)
-
-    batches = rows_of_each_step(data, targets, settings, seed=5)
-    losses = reference_loop(reference, data, targets, batches, make_optimiser, rate, SCHEDULES[schedule, warmup])
+    ours, found, beside = a_phase(settings, rate)
+    reference = small_model()
+    losses = reference_loop(reference, *beside, make_optimiser, rate, SCHEDULES[schedule, warmup])
     torch.testing.assert_close(weights_of(ours), weights_of(reference), rtol=1e-9, atol=1e-12)
     assert (weights_of(ours) - weights_of(small_model())).abs().max() > 1e-3
     by_epoch = [losses[start : start + 4] for start in (0, 4, 8)]
@@ -129,18 +133,15 @@ def reference_with_restarts(model, data, targets, batches, make_optimiser, rate,
 def test_a_restart_is_a_new_optimiser_and_the_schedule_from_its_beginning(name, restart, schedule):
     rate, options, make_optimiser = OPTIMISERS[name]
     settings = PhaseSettings(epochs=3, batch=4, optimiser=name, schedule=schedule, restart=restart, **options)
-    data, targets = texts(13), teacher_logits(13)
-    ours, reference = small_model(), small_model()
-    found = Phase(ours, data, settings, rate, seed=5).run(targets, mse)
-    batches = rows_of_each_step(data, targets, settings, seed=5)
+    ours, found, beside = a_phase(settings, rate)
+    reference = small_model()
     losses = reference_with_restarts(
-        reference, data, targets, batches, make_optimiser, rate, RESTARTS[restart, schedule],
+        reference, *beside, make_optimiser, rate, RESTARTS[restart, schedule],
         every=4 if restart == "epoch" else 1,
     )  # fmt: skip
     torch.testing.assert_close(weights_of(ours), weights_of(reference), rtol=1e-9, atol=1e-12)
     assert found.mean[2] == pytest.approx(sum(n * loss for n, loss in losses[8:]) / 13)
-    never = small_model()
-    Phase(never, data, settings.model_copy(update={"restart": "never"}), rate, seed=5).run(targets, mse)
+    never, _, _ = a_phase(settings.model_copy(update={"restart": "never"}), rate)
     if name != "sgd" or schedule != "constant":
         assert (weights_of(ours) - weights_of(never)).abs().max() > 1e-4
 

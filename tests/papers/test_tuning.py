@@ -40,8 +40,8 @@ def test_the_best_mean_is_chosen_for_each_row_and_a_try_that_failed_is_not():
 
 def test_lines_replace_those_of_the_same_try_and_keep_the_others(tmp_path):
     path = tmp_path / "tuning.json"
-    write_lines(path, "r", "medium", [line("A", 1, 0.5), line("A", 2, 0.6)])
-    write_lines(path, "r", "medium", [line("A", 1, 0.9)])
+    write_lines(path, [line("A", 1, 0.5), line("A", 2, 0.6)])
+    write_lines(path, [line("A", 1, 0.9)])
     assert [each["score"] for each in read(path)] == [0.9, 0.6]
     path.write_text("[")
     with pytest.raises(FedstillError, match=r"tuning.json is not JSON"):

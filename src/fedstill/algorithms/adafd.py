@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal, TypeVar
 
-import torch
 from torch import Tensor
 
 from fedstill.algorithms.base import Algorithm, NotNegative, Positive
 from fedstill.algorithms.competence import odds
+from fedstill.algorithms.finer import by_certainty, by_class, by_competence, seen
+from fedstill.algorithms.reading import OPTIONS, READINGS, AnswerOf, LossOf, LossScale, Opinions, Reading
 from fedstill.algorithms.weightings import ENWC, Weighting
 from fedstill.common.errors import FedstillError
-from fedstill.learning.losses import Distillation, ce, distillation, entropy
+from fedstill.learning.losses import Distillation, ce, distillation
 from fedstill.learning.phases import PhaseSettings
 from fedstill.learning.scales import centred, fitted_temperature, label_entropy, unit_spread
 from fedstill.parties.client import Client
@@ -24,44 +24,6 @@ from fedstill.wire.messages import Answer, Opinion
 from fedstill.wire.replies import Replies
 
 S = TypeVar("S", bound=PhaseSettings)
-
-Opinions = Literal["logits", "probabilities", "unit_spread"]
-LossOf = Literal["training", "validation"]
-LossScale = Literal["none", "label_entropy"]
-AnswerOf = Literal["server", "blend"]
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What the options are unless the experiment sets them."""
-
-    beta: float = 5.0
-    """Of ENWC, where it gives none."""
-    opinions: Opinions = "logits"
-    calibrate: bool = False
-    loss: LossOf = "training"
-    loss_scale: LossScale = "none"
-    server_loss: Distillation = "mse"
-    answer: AnswerOf = "server"
-    sharpen: float = 0.0
-    rehearsal: bool = False
-
-
-READINGS = {
-    "paper": Reading(),
-    "released": Reading(),
-    "comparable": Reading(
-        beta=1.0,
-        opinions="probabilities",
-        loss_scale="label_entropy",
-        server_loss="kl",
-        answer="blend",
-        sharpen=0.3,
-        rehearsal=True,
-    ),
-}
-
-OPTIONS = tuple(option.name for option in fields(Reading) if option.name != "beta")
 
 
 @dataclass(frozen=True)
@@ -126,7 +88,7 @@ class AdaFD(Algorithm):
         return Opinion(
             logits=self._said(me, me.predict(), scale),  # Eq. 2
             loss=loss,
-            class_losses=_seen(losses.by_class[best]) if self.per_class else None,
+            class_losses=seen(losses.by_class[best]) if self.per_class else None,
             f1=me.held_out_f1() if self.weigher.wants_f1 else None,
             labelled_logits=self._said(me, me.predict(me.data.labelled), scale)
             if self.weigher.wants_labelled
@@ -183,15 +145,11 @@ class AdaFD(Algorithm):
             return weights
         fine = weights[:, None, None]
         if self.per_class and isinstance(self.weigher, ENWC):
-            fine = _by_class(self.weigher.current(me), ups.column("class_losses").double(), fine)
+            fine = by_class(self.weigher.current(me), ups.column("class_losses").double(), fine)
         if self.competence:
-            fine = fine * (ups.shares[:, None] * ups.column("competence").double())[:, :, None]
-            fine = fine / fine.sum(0)
+            fine = by_competence(fine, ups.shares, ups.column("competence").double())
         if self.per_sample:
-            logits = ups.column("logits").double()
-            uncertainty = entropy(logits.softmax(-1)) / math.log(logits.shape[-1])
-            fine = fine * torch.exp(-uncertainty)[:, :, None]  # w_ki ~ w_k exp(-H(p^k_i) / ln C)
-            fine = fine / fine.sum(0)
+            fine = by_certainty(fine, ups.column("logits").double())
         return fine
 
     @property
@@ -222,19 +180,3 @@ class AdaFD(Algorithm):
         """The public set, and what the chosen options need."""
         labelled = {"labelled"} if self.weigher.wants_labelled else set()
         return self.needs | self.weigher.needs | labelled
-
-
-UNSEEN = -1.0
-"""Stands for the loss of a class that a client has no rows of: messages hold finite numbers only."""
-
-
-def _seen(class_losses: list[float]) -> Tensor:
-    return torch.tensor([UNSEEN if math.isnan(loss) else loss for loss in class_losses])
-
-
-def _by_class(beta: float, class_losses: Tensor, otherwise: Tensor) -> Tensor:
-    """w_kc ~ exp(-beta l_kc) over the clients that have the class; classes that no client has keep w_k."""
-    seen = class_losses >= 0
-    scaled = torch.where(seen, -beta * class_losses, -torch.inf)
-    weights = torch.where(seen.any(0), torch.softmax(scaled, 0), torch.zeros(()))
-    return torch.where(seen.any(0), weights, otherwise[:, :, 0])[:, None, :]

@@ -61,7 +61,7 @@ def tune(
     console.print(f"{recipe.paper}, scale {scale}: {len(planned)} tries for each of {len(runs) // len(planned)} runs.")
     failures = run_missing(whole, console, jobs)
     found = [_line(name, grid, run, each, failures.get(run.folder)) for each, grid in planned for run in grid.runs]
-    write_lines(evidence / FILE, name, scale, found)
+    write_lines(evidence / FILE, found)
     for line in chosen(found):
         said = ", ".join(f"{key} {value}" for key, value in line["try"].items())
         console.print(f"- {line['group']}, {line['row']}: {said} ({100 * line['score']:.1f})", markup=False)
@@ -92,7 +92,7 @@ def _line(name: str, grid: Grid, run: GridRun, each: Try, failure: str | None) -
     }
 
 
-def write_lines(path: Path, name: str, scale: str, lines: Sequence[Line]) -> None:
+def write_lines(path: Path, lines: Sequence[Line]) -> None:
     """Put these lines in the place of those of the same recipe, scale, group, row, columns, try and seed."""
     kept = {_key(line): line for line in [*read(path), *lines]}
     ordered = [kept[key] for key in sorted(kept)]

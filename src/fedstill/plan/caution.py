@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedstill.algorithms.base import Algorithm
+from fedstill.common.words import listed
 from fedstill.data.likeness import UNLIKE
 from fedstill.wire.messages import Hello
 
@@ -52,8 +53,3 @@ def cautions(method: Algorithm, clients: Mapping[str, Hello]) -> list[Caution]:
             )
         )
     return found
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first few names."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

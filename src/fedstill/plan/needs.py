@@ -7,8 +7,8 @@ from importlib.util import find_spec
 
 from fedstill.algorithms.base import Algorithm
 from fedstill.common.errors import FedstillError
+from fedstill.common.words import listed
 from fedstill.parties.server import Server
-from fedstill.plan.caution import listed
 
 KNOWN_NEEDS = {"public", "labelled", "label_counts", "parameters", "pooled", "openai"}
 

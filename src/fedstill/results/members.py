@@ -11,8 +11,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from fedstill.common.words import listed
 from fedstill.parties.party import ONE_CLASS
-from fedstill.plan.caution import listed
 from fedstill.wire.messages import SERVER, STAGES
 
 Measurement = Mapping[str, Any]
@@ -102,9 +102,8 @@ def verdict(found: Sequence[Member], causes: Sequence[str]) -> str:
     if not worse:
         return f"No client is worse off than alone by more than a point; {mean:+.1f} points on average."
     worse.sort(key=lambda item: item[1])
-    named = ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in worse[:4])
-    more = f" and {len(worse) - 4} more" if len(worse) > 4 else ""
-    said = f"{len(worse)} of {len(scored)} clients are worse off than alone by more than a point ({named}{more}); "
+    named = listed([f"{name} {100 * gain:+.1f}" for name, gain in worse], most=4)
+    said = f"{len(worse)} of {len(scored)} clients are worse off than alone by more than a point ({named}); "
     why = "; ".join(causes) if causes else "no cause was found: compare with algorithm=DSFL and algorithm=Local"
     return f"{said}{mean:+.1f} points on average. Why: {why}."
 
