@@ -32,7 +32,7 @@ class RecipeRow(Variation):
 
     algorithm: str | Keys
     ours: bool = False
-    """Not in the paper: it stands in every group, without a printed number."""
+    """Not in the paper: it stands beside the paper's own method, without a printed number."""
     needs_env: str | None = None
     """An environment variable that the row needs; without it the row is left out."""
 
@@ -105,7 +105,9 @@ class Recipe(Settings):
         """The rows of a group; all rows if the paper gives no numbers for it."""
         if group not in self.values:
             return list(self.rows)
-        return [row for row, spec in self.rows.items() if row in self.values[group] or spec.ours]
+        printed = self.values[group]
+        with_ours = self.method is None or self.method in printed
+        return [row for row, spec in self.rows.items() if row in printed or (with_ours and spec.ours)]
 
     def printed(self, group: str, row: str, column: str) -> str | None:
         """The paper's number for a cell."""
