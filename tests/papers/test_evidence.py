@@ -107,6 +107,22 @@ def test_the_page_needs_neither_runs_nor_corpus_and_is_the_same_each_time(kept: 
     assert "reproduce tiny --scale small --from evidence" in written
 
 
+def test_lines_are_kept_as_runs_end_and_models_only_if_asked_for(
+    tmp_path: Path, reviews: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = write(tmp_path, reviews)
+    monkeypatch.setattr("fedstill.papers.reproduce._present", lambda *_: pytest.fail("stopped before the table"))
+    with pytest.raises(pytest.fail.Exception):
+        make(recipe, "--jobs", "1", "--only", "AdaFD", seeds=1)
+    lines = (tmp_path / "evidence" / "tiny.jsonl").read_text().splitlines()
+    runs = [path.parent for path in (tmp_path / "runs").rglob("summary.json")]
+    assert len(lines) == len(runs) > 0
+    assert not any((run / "models").exists() for run in runs)
+    monkeypatch.undo()
+    assert make(recipe, "--jobs", "1", "--only", "AdaFD", "--models", "--force", seeds=1) == 0
+    assert all((run / "models" / "server").is_dir() for run in runs)
+
+
 def test_keeping_again_changes_no_byte_and_other_scales_stay(kept: Path) -> None:
     path = kept / "evidence" / "tiny.jsonl"
     before = path.read_bytes()

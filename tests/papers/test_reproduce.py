@@ -22,11 +22,11 @@ from tests.papers.tiny import TINY, tiny_grid
 FAILING = TINY.replace("  FedAvg: LogitAvg", "  FedAvg: FedID")
 
 
-def printed(grid: Grid, out: Path, jobs: int = 1, force: bool = False) -> tuple[bool, str]:
+def printed(grid: Grid, out: Path, jobs: int = 1, force: bool = False, models: bool = False) -> tuple[bool, str]:
     """Whether all of it came out, and what a person sees."""
     console = Console(width=100, no_color=True)
     with console.capture() as capture:
-        is_whole = reproduce(grid, out, console, jobs, force)
+        is_whole = reproduce(grid, out, console, jobs, force, models=models)
     return is_whole, capture.get()
 
 
@@ -101,7 +101,7 @@ def test_an_interrupted_run_goes_on_and_ends_as_it_would_have(reviews: Path, tmp
     whole = run(grid.runs[0].experiment, tmp_path / "whole").folder
     with pytest.raises(KeyboardInterrupt):
         run(grid.runs[0].experiment, grid.runs[0].folder, tell=stop_after(1))
-    is_whole, shown = printed(grid, out)
+    is_whole, shown = printed(grid, out, models=True)
     assert is_whole
     assert "going on after round 1" in shown
     assert content(grid.runs[0].folder) == content(whole)

@@ -175,7 +175,13 @@ def reproduce(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where the runs go instead of runs/<recipe>/<scale>.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace runs that exist already.")] = False,
-    keep: Annotated[Path | None, typer.Option(help="Also keep a line for each finished run in this folder.")] = None,
+    models: Annotated[
+        bool,
+        typer.Option("--models", help="Leave the runs their models, for `predict`: tens of gigabytes for a table."),
+    ] = False,
+    keep: Annotated[
+        Path | None, typer.Option(help="Also keep a line for each run in this folder, as soon as it ends.")
+    ] = None,
     kept: Annotated[
         Path | None, typer.Option("--from", help="Make the page from the lines in this folder; nothing is run.")
     ] = None,
@@ -199,7 +205,7 @@ def reproduce(
         raise FedstillError(f"{recipe} is one experiment, not a table: use `fedstill run {recipe}`.")
     name = Path(recipe).stem if Path(recipe).is_file() else recipe.removesuffix(".yaml")
     if kept is not None:
-        if overrides or seeds or only or jobs or out or force or keep:
+        if overrides or seeds or only or jobs or out or force or keep or models:
             raise FedstillError("--from makes the page of all lines that are kept: it takes only --scale beside it.")
         if not reproduce_from(source, Evidence(kept, name, scale), console):
             raise typer.Exit(1)
@@ -215,7 +221,7 @@ def reproduce(
             raise FedstillError(f"--keep: nothing is trained for {recipe}, so there is nothing to keep.")
         refuse_overrides(grid, source)
     try:
-        is_whole = make_table(grid, folder, console, jobs, force, Evidence(keep, name, scale) if keep else None)
+        is_whole = make_table(grid, folder, console, jobs, force, Evidence(keep, name, scale) if keep else None, models)
     except KeyboardInterrupt as stop:
         raise Stopped(f"Go on with the same command{', without --force' if force else ''}.") from stop
     if not is_whole:

@@ -10,6 +10,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 LONGEST_NAME = 120
+MODELS = "models"
+"""The folder of a run that holds the parties' models."""
 
 
 @dataclass(frozen=True)

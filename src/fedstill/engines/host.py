@@ -15,7 +15,7 @@ from safetensors.torch import load, save, save_file
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import Rested, Tell
-from fedstill.common.files import FileReference, file_name
+from fedstill.common.files import MODELS, FileReference, file_name
 from fedstill.engines.checkpoint import folder_of
 from fedstill.engines.hosting import Request
 from fedstill.engines.seconds import Slip
@@ -229,7 +229,7 @@ def read_state(run: Path, reference: FileReference) -> dict[str, torch.Tensor]:
 
 def export(party: Party, run: Path) -> None:
     """Write a party's model, and its predictions on the pooled test, into the record."""
-    party.model.save(run / "models" / file_name(party.name))
+    party.model.save(run / MODELS / file_name(party.name))
     evaluation = party.data.evaluation
     if not len(evaluation.splits.get("test", ())):
         return

@@ -91,7 +91,7 @@ def keep(grid: Grid, outcomes: Outcomes, evidence: Evidence) -> int:
     new = {
         _key(line): line
         for run in grid.runs
-        if isinstance(outcome := outcomes[run.folder], Run)
+        if isinstance(outcome := outcomes.get(run.folder), Run)
         for line in [_line(grid, run, outcome)]
     }
     old = {_key(line): line for _, line in _read(evidence.lines)} if evidence.lines.exists() else {}

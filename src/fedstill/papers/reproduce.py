@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
@@ -11,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fedstill.common.errors import FedstillError
-from fedstill.common.files import write_whole
+from fedstill.common.files import MODELS, write_whole
 from fedstill.config.source import Source
 from fedstill.engines.runner import differences, stopping_on_sigterm
 from fedstill.learning.metrics import METRICS
@@ -56,10 +57,11 @@ def reproduce(
     jobs: int | None = None,
     force: bool = False,
     evidence: Evidence | None = None,
+    models: bool = False,
 ) -> bool:
     """Finish every run of the grid and print the table; whether all runs succeeded and the table holds.
 
-    With `evidence`, a line for each finished run is kept there.
+    With `evidence`, a line for each run is kept there as soon as it ends. Runs keep their `models` only if asked to.
     """
     say = _sayer(console)
     if grid.recipe.table == "partitions":
@@ -74,7 +76,7 @@ def reproduce(
         _refuse_other_experiments(grid.runs)
     say(f"{grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}")
     with stopping_on_sigterm():
-        failures = run_missing(grid, console, jobs, force)
+        failures = run_missing(grid, console, jobs, force, lambda run: _ended(grid, run, evidence, models))
     outcomes: Outcomes = {run.folder: failures.get(run.folder) or load_runs([run.folder])[0] for run in grid.runs}
     if not any(isinstance(outcome, Run) for outcome in outcomes.values()):
         raise FedstillError("\n".join(_reasons(grid.runs, failures)))
@@ -124,8 +126,22 @@ def _refuse_other_experiments(runs: Sequence[GridRun]) -> None:
             )
 
 
-def run_missing(grid: Grid, console: Console, jobs: int | None = None, force: bool = False) -> dict[Path, str]:
-    """Do the runs that are not finished; why runs failed, by folder."""
+def _ended(grid: Grid, run: GridRun, evidence: Evidence | None, models: bool) -> None:
+    """Keep what is wanted of a run: the models of a table's runs would fill a disk."""
+    if evidence is not None:
+        keep(grid, {run.folder: load_runs([run.folder])[0]}, evidence)
+    if not models and grid.recipe.table != "communication":  # which counts the models' numbers
+        shutil.rmtree(run.folder / MODELS, ignore_errors=True)
+
+
+def run_missing(
+    grid: Grid,
+    console: Console,
+    jobs: int | None = None,
+    force: bool = False,
+    ended: Callable[[GridRun], None] = lambda run: None,
+) -> dict[Path, str]:
+    """Do the runs that are not finished, and tell whoever waits for those that end well; why runs failed, by folder."""
     say = _sayer(console)
     missing = [run for run in grid.runs if force or not Record(run.folder).is_finished]
     at_once = max(1, min(jobs or default_jobs(missing), len(missing)))
@@ -141,6 +157,8 @@ def run_missing(grid: Grid, console: Console, jobs: int | None = None, force: bo
             say(f"{number}/{len(missing)} {end.run}: {_headline(grid, end)}, {end.seconds:.0f} s{left}")
             if end.reason is not None:
                 failures[end.run.folder] = end.reason
+            else:
+                ended(end.run)
     return failures
 
 

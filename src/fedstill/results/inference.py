@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fedstill.common.errors import FedstillError
+from fedstill.common.files import MODELS
 from fedstill.common.plugins import nearest
 from fedstill.common.trust import trusts_all
 from fedstill.config.experiment import Experiment, load_experiment
@@ -31,8 +32,9 @@ def label_file(
         raise FedstillError(f"{run} is not a run folder: give one such as runs/<name>/seed-0.")
     folder = record.model_folder(party)
     if not folder.is_dir():
-        parties = [path.name for path in (run / "models").glob("*")]
-        raise FedstillError(f"{run} has no model of {party!r}; {nearest(party, parties) or 'the run is not finished.'}")
+        parties = [path.name for path in (run / MODELS).glob("*")]
+        gone = "it keeps its models with `reproduce --models`." if record.is_finished else "the run is not finished."
+        raise FedstillError(f"{run} has no model of {party!r}; {nearest(party, parties) or gone}")
     experiment = load_experiment(run / "experiment.yaml")
     columns = list(
         text or ([experiment.corpus.text] if isinstance(experiment.corpus.text, str) else experiment.corpus.text)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.common.errors import FedstillError
-from fedstill.common.files import file_name, write_whole
+from fedstill.common.files import MODELS, file_name, write_whole
 from fedstill.models import Model, load
 from fedstill.plan.plan import Plan
 from fedstill.results.members import Member, causes, members, verdict
@@ -99,7 +99,7 @@ class Record:
 
     def model_folder(self, party: str = SERVER) -> Path:
         """The folder of a party's model."""
-        return self.folder / "models" / file_name(party)
+        return self.folder / MODELS / file_name(party)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
