@@ -126,6 +126,10 @@ class Algorithm:
         """The optional fields of replies, as `Type.field`, that the server reads: a reply without them is refused."""
         return frozenset()
 
+    def leaks(self) -> str | None:
+        """What it does with private rows besides training on them, as a clause; None: nothing. `privacy` forbids it."""
+        return None
+
     def requires(self) -> frozenset[str]:
         """`needs`, and what the chosen options need: many methods have an option `labelled`."""
         return self.needs | ({"labelled"} if getattr(self, "labelled", False) else set())

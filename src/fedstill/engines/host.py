@@ -86,7 +86,7 @@ class Host:
         client.seconds.clear()
         awake, waited_s = time.perf_counter(), card.waited_s()
         try:
-            message = verb_of(self.algorithm, verb)(self.algorithm, client, parcel.message)
+            message = client.released(verb_of(self.algorithm, verb)(self.algorithm, client, parcel.message))
             done = time.perf_counter()
             metrics, client.metrics = client.metrics, []
             notes, client.notes = client.notes, []
