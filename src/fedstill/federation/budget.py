@@ -17,6 +17,7 @@ from fedstill.engines.seconds import Slip
 from fedstill.federation.files import Limits
 from fedstill.federation.job import Job
 from fedstill.federation.requests import Refusal
+from fedstill.learning.private import PrivacySettings
 from fedstill.wire import envelopes
 from fedstill.wire.encoding import outline
 from fedstill.wire.messages import BadMessage
@@ -61,10 +62,14 @@ class Budget:
 
     def __init__(self, folder: Path, job: Job, limits: Limits) -> None:
         self.path, self.limits, self.rounds = folder / SENT, limits, int(job.experiment["rounds"])
-        self.about = {"experiment": job.id, "hash": job.hash, "rounds": self.rounds}
+        self.about: dict[str, Any] = {"experiment": job.id, "hash": job.hash, "rounds": self.rounds}
         self.spent = Spent()
+        self.others: dict[str, float] = {}
+        """The epsilon of every other experiment that was answered, by hash."""
         for line in read_sent(folder):
-            if line["hash"] == job.hash:
+            if line["hash"] != job.hash:
+                self.others[line["hash"]] = line.get("epsilon", 0.0)
+            else:
                 self.spent.add(line)
 
     def admit(self, round: int, call: bytes) -> str:
@@ -96,6 +101,27 @@ class Budget:
         self._refuse_more(len(reply), self.spent.begins(line))
         _append(self.path, line)
         self.spent.add(line)
+
+    def open(self, privacy: PrivacySettings | None, has_noise: bool) -> None:
+        """Refuse an experiment that may tell more about a row than the site allows in all experiments together.
+
+        `has_noise`: the noise of earlier answers is still there, to be used again.
+        """
+        most, before = self.limits.epsilon, sum(self.others.values())
+        if privacy is None:
+            if most is not None:
+                raise Refusal(f"its limits allow an epsilon of {most:g}, and the experiment has no `privacy`.")
+            return
+        if self.spent.rounds and not has_noise:
+            raise Refusal("it has forgotten the noise of its answers, and draws no other: submit another experiment.")
+        if most is not None and privacy.delta > self.limits.delta:
+            raise Refusal(f"its limits allow a delta of {self.limits.delta:g}, not {privacy.delta:g}.")
+        if most is not None and before + privacy.epsilon > most:
+            raise Refusal(
+                f"its limits allow an epsilon of {most:g} in all experiments: {before:g} of it is spent, and this one "
+                f"has {privacy.epsilon:g}."
+            )
+        self.about["epsilon"] = privacy.epsilon
 
     def _refuse_more(self, bytes: int, begins: bool) -> None:
         limits, spent = self.limits, self.spent

@@ -14,6 +14,7 @@ from fedstill.common.errors import FedstillError
 from fedstill.common.events import Event, Step, Tell
 from fedstill.common.files import write_whole
 from fedstill.common.version import VERSION
+from fedstill.config.experiment import Experiment
 from fedstill.engines.hosting import Request
 from fedstill.federation.budget import Budget
 from fedstill.federation.data import PublicSet, rows_at_once, sends_parameters, site_public
@@ -21,6 +22,8 @@ from fedstill.federation.files import SiteFile, to_values
 from fedstill.federation.job import Job
 from fedstill.federation.requests import LARGE, WAIT_S, Refusal, frame, unframe
 from fedstill.federation.worker import Died, Errand, Failed, Worker
+from fedstill.plan.needs import check_privacy
+from fedstill.plan.plan import PRIVATE
 from fedstill.wire.messages import BadMessage
 
 SHOWN = ("phase", "done", "steps", "epochs")
@@ -128,7 +131,8 @@ class Site:
     def _open(self, task: SiteTask, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         """Check that the experiment is allowed, and whether the public samples are here already."""
         self.is_open = False
-        refuse_unwanted(self.job, self.file, self.name)
+        experiment = refuse_unwanted(self.job, self.file, self.name)
+        self.budget.open(experiment.privacy, has_noise=(self.folder / PRIVATE).exists())
         own = site_public(self.file, self.job.samples)
         if own is not None:
             self._keep_public(own)
@@ -260,8 +264,8 @@ def keep_private(path: Path) -> None:
         one.chmod(0o700 if one.is_dir() else 0o600)
 
 
-def refuse_unwanted(job: Job, file: SiteFile, name: str) -> None:
-    """Refuse a job that the site's file does not allow; the message may be sent to the centre."""
+def refuse_unwanted(job: Job, file: SiteFile, name: str) -> Experiment:
+    """The experiment of a job; refuses one that the site's file does not allow, which the centre may be told."""
     limits = file.limits
     if job.version != VERSION:
         raise Refusal(f"it runs fedstill {VERSION}, and the centre {job.version}: install the same version.")
@@ -285,5 +289,8 @@ def refuse_unwanted(job: Job, file: SiteFile, name: str) -> None:
     rows = rows_at_once(job, experiment, name, file)
     if rows is not None and rows < limits.min_rows:
         raise Refusal(f"it trains on {limits.min_rows} rows at least (min_rows), and train.rows is {rows}.")
-    if limits.noise:
-        raise Refusal("it requires noise on what leaves, and this fedstill cannot add any yet.")
+    try:
+        check_privacy(experiment, {}, job.samples)
+    except FedstillError as error:
+        raise Refusal(str(error)) from error
+    return experiment

@@ -39,6 +39,8 @@ def check_privacy(experiment: Experiment, clients: Mapping[str, PartySpec], publ
     settings, method = experiment.privacy, experiment.method
     if settings is None:
         return
+    if find_spec("opacus") is None:
+        raise FedstillError('privacy: epsilon is counted by Opacus: run `pip install "fedstill[privacy]"` first.')
     clause = method.leaks() if settings.is_learning else None
     if "label_counts" in method.requires():
         clause = "needs the clients' label counts"

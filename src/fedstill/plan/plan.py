@@ -28,13 +28,16 @@ from fedstill.models import Model, ModelSpec, build
 from fedstill.models.build import Shape
 from fedstill.models.text_to_text import TextToText
 from fedstill.parties.client import Client
-from fedstill.parties.evaluation import Evaluation
+from fedstill.parties.evaluation import NOT_MEASURED, Evaluation
 from fedstill.parties.party import Party, PartyData, PartySpec, Surroundings
 from fedstill.parties.private import Privacy, Sealed
 from fedstill.parties.server import Server
 from fedstill.plan.agreement import agree
 from fedstill.wire.crossing import Agreement
 from fedstill.wire.messages import SERVER
+
+PRIVATE = "private"
+"""The folder of a real site's job that keeps what has noise."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class Plan:
     corpus_fingerprint: str
     tells_label_counts: bool = True
     """Whether the clients here say how many rows of each label they have."""
+    tells_scores: bool = True
+    """Whether they say how well they do on their test rows."""
 
     def __getstate__(self) -> dict[str, Any]:
         """What is sent to a worker process: the fields, and nothing that was computed from them."""
@@ -118,7 +123,9 @@ class Plan:
             public=Examples(store, self.partition.public),
             train=train,
             validation=validation,
-            evaluation=Evaluation(self._labelled(store, tests), splits, label_tasks=sample.label_tasks),
+            evaluation=Evaluation(self._labelled(store, tests), splits, label_tasks=sample.label_tasks)
+            if self.tells_scores
+            else NOT_MEASURED,
             labelled=Examples(store, self.partition.labelled),
         )
         return Client(
@@ -139,7 +146,7 @@ class Plan:
         if settings is None:
             return None
         opinions = rounds * (len(self.partition.public) + len(self.partition.labelled))
-        folder = self.folder / "private" / file_name(client) if self.is_real else None
+        folder = self.folder / PRIVATE / file_name(client) if self.is_real else None
         return Privacy(settings, rounds, opinions, folder)
 
     @property
