@@ -55,7 +55,9 @@ def test_the_masked_sum_is_the_fixed_point_sum_to_the_last_digit() -> None:
     by_hand = np.zeros(150, dtype=np.int64)
     for name in NAMES:
         share = SIZES[name] / 125
-        by_hand += np.rint(said[name].logits.double().numpy().ravel() * (share * (2**31 - 2**16) / 256)).astype(np.int64)
+        by_hand += np.rint(said[name].logits.double().numpy().ravel() * (share * (2**31 - 2**16) / 256)).astype(
+            np.int64
+        )
     assert np.array_equal(total["logits"].view(np.int32), by_hand)
     assert total["weight"].tolist() == [sum(round(SIZES[name] / 125 * 2**30) for name in NAMES)]
 
@@ -90,7 +92,8 @@ def test_one_of_five_is_lost_and_the_others_recover_the_sum_of_theirs_exactly() 
         seeds[name, "c"] = bytes(told.seeds[0].tolist())
     total = masks.summed(arrived, seeds)
     by_hand = sum(
-        np.rint(said[n].logits.double().numpy().ravel() * (SIZES[n] / 125 * SPEC.scale)).astype(np.int64) for n in arrived
+        np.rint(said[n].logits.double().numpy().ravel() * (SIZES[n] / 125 * SPEC.scale)).astype(np.int64)
+        for n in arrived
     )
     assert np.array_equal(total["logits"].view(np.int32), by_hand)
     mean = masks.means(arrived, seeds, SPEC)["logits"]
@@ -139,13 +142,15 @@ def test_parameters_are_masked_and_integers_are_averaged() -> None:
     drawn = circle(most=1.0)
     mean = masks.means(sent(said, drawn), {}, SPEC, ["parameters/steps"])
     torch.testing.assert_close(mean["parameters/w"], torch.full((2, 2), 2.0))
-    assert mean["parameters/steps"].tolist() == 9 and mean["parameters/steps"].dtype == torch.int64
+    assert mean["parameters/steps"].tolist() == 9
+    assert mean["parameters/steps"].dtype == torch.int64
 
 
 def test_nothing_leaves_beside_what_is_masked() -> None:
     assert [item.name for item in fields(masked(Opinion))] == ["weight", "logits", "labelled_logits"]  # type: ignore[arg-type]
-    assert masked(Done) is None and not is_masked(Done)
-    with pytest.raises(FedstillError, match="Opinion.loss would leave without a mask"):
+    assert masked(Done) is None
+    assert not is_masked(Done)
+    with pytest.raises(FedstillError, match=r"Opinion\.loss would leave without a mask"):
         veil("a", circle()).over(Opinion(torch.zeros(2, 3), loss=0.5))
     assert veil("a", circle()).over(Done()) == Done()
 
@@ -185,9 +190,11 @@ def test_a_client_reveals_nothing_about_itself_nor_so_that_one_reply_is_left(los
 def test_both_of_a_pair_reveal_the_same_seed_and_hello_carries_the_key() -> None:
     drawn = circle()
     first, second = veil("a", drawn).reveal(Lost(torch.tensor([3]))), veil("d", drawn).reveal(Lost(torch.tensor([0])))
-    assert torch.equal(first.seeds, second.seeds) and isinstance(first, Seeds)
+    assert torch.equal(first.seeds, second.seeds)
+    assert isinstance(first, Seeds)
     hello = veil("a", drawn, session="s").over(Hello(10, torch.tensor([4, 6])))
-    assert isinstance(hello, Hello) and hello.key is not None
+    assert isinstance(hello, Hello)
+    assert hello.key is not None
     assert bytes(hello.key.tolist()).hex() == drawn.keys["a"]
     assert torch.equal(hello.label_counts, torch.tensor([4, 6]))  # type: ignore[arg-type]
     masks.check_key(bytes(hello.key.tolist()))
