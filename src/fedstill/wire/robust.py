@@ -129,7 +129,7 @@ def agreeing(opinions: Tensor, share: float) -> Tensor:
     majority = agreement.sort(descending=True).values[: clients // 2 + 1].median()
     chance = DEVIATIONS / math.sqrt(samples * max(classes - 1, 1))
     trusted = (agreement >= share * majority - chance) | (majority <= chance)
-    return trusted.double() / _copies(opinions, correlations)
+    return torch.as_tensor(trusted.double() / _copies(opinions, correlations))
 
 
 def _copies(opinions: Tensor, correlations: Tensor) -> Tensor:
