@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedstill.cli.federation import app as federation
+from fedstill.cli.report import report
 from fedstill.common.errors import FedstillError
 from fedstill.common.trust import trusting
 
@@ -276,6 +277,9 @@ def compare(
         print(json.dumps(to_dict(comparison), indent=1))
         return
     console.print(render(comparison, console.width))
+
+
+app.command()(report)
 
 
 @app.command()
