@@ -82,7 +82,7 @@ def page(runs: Runs, has_texts: bool = True) -> str:
         script=(HERE / "page.js").read_text(encoding="utf-8"),
         plotly=base64.b64encode(gzip.compress(plotly.get_plotlyjs().encode(), 6, mtime=0)).decode(),
     )
-    return html
+    return html.lstrip()
 
 
 class _Figures:

@@ -15,7 +15,6 @@ from safetensors.numpy import load_file
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.units import size_text
-from fedstill.config.experiment import load_experiment
 from fedstill.data.corpora import CorpusSpec, load
 from fedstill.data.corpus import Corpus
 from fedstill.data.partition import Partition
@@ -109,16 +108,14 @@ class RunSeries:
     @property
     def by_round(self) -> dict[int, float]:
         """The score that stands for the run: the server's, or the mean over clients if there is no server model."""
-        if self.run.server is not None:
-            return self.scores.get(SERVER, {})
-        return mean_of(self.scores.values())
+        return _headline(self.run, self.scores)
 
 
 def series(run: Run, read: ReadCorpus = load, alone: Run | None = None, has_texts: bool = True) -> RunSeries:
     """A finished run; `alone` is the run of the same seed in which nobody learns from anybody, if there is one."""
     record = Record(run.folder)
     summary, measured = record.summary, [line for line in record.metrics if "split" in line and run.metric in line]
-    engine = _engine(record)
+    engine, settings = _engine(record), _settings(run.folder)
     is_simulated = engine in SIMULATIONS
     parts = _partition(run.folder) if is_simulated else None
     found = {name: stored for name in (SERVER, *run.client_names) if (stored := answers(run.folder, name)) is not None}
@@ -127,7 +124,7 @@ def series(run: Run, read: ReadCorpus = load, alone: Run | None = None, has_text
     missing: dict[str, str] = {}
     if not found:
         missing["answers"] = "The run keeps no predictions, so there are no confusion matrix, reliability and texts."
-    corpus, problem = _corpus(record, read) if is_simulated else (None, "")
+    corpus, problem = _corpus(record, settings, read) if is_simulated else (None, "")
     if problem:
         missing["corpus"] = (
             f"The corpus cannot be read here, so there are no texts and no picture of who holds what: {problem}"
@@ -145,9 +142,9 @@ def series(run: Run, read: ReadCorpus = load, alone: Run | None = None, has_text
         engine=engine,
         rounds=int(summary.get("rounds", 0)),
         epsilon=_epsilon(summary.get("epsilon")),
-        facts=_facts(record, run, engine, parts),
+        facts=_facts(run, summary, settings, parts),
         parties=_parties(run, summary.get("models", {}), parts),
-        scores=_scores(measured, run.metric, lambda line: line["split"] == POOLED),
+        scores=_scores([line for line in measured if line["split"] == POOLED], run.metric),
         by_domain=_by_domain(measured, run),
         losses=_losses(record),
         weights=_weights(record),
@@ -167,6 +164,12 @@ def series(run: Run, read: ReadCorpus = load, alone: Run | None = None, has_text
         disagreements=tuple(texts),
         missing=missing,
     )
+
+
+def score_by_round(run: Run) -> dict[int, float]:
+    """The score that stands for a run after every round: the server's, or the clients' mean without a server model."""
+    measured = [line for line in Record(run.folder).metrics if line.get("split") == POOLED and run.metric in line]
+    return _headline(run, _scores(measured, run.metric))
 
 
 def reading_once(read: ReadCorpus = load) -> ReadCorpus:
@@ -222,19 +225,23 @@ def _epsilon(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
+def _settings(folder: Path) -> dict[str, Any]:
+    """The experiment as plain values: it was checked before the run, and checking it again takes long."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load(_read_text(folder / "experiment.yaml"), loader) or {}
+
+
 def _partition(folder: Path) -> Partition | None:
     path = folder / "partition.safetensors"
     return Partition.from_arrays(load_file(path)) if path.is_file() else None
 
 
-def _corpus(record: Record, read: ReadCorpus) -> tuple[Corpus | None, str]:
+def _corpus(record: Record, settings: Mapping[str, Any], read: ReadCorpus) -> tuple[Corpus | None, str]:
     """The run's corpus as it is now, if it still is what the run was tested on; otherwise why not."""
-    path = record.folder / "experiment.yaml"
-    if not path.is_file():
+    if "corpus" not in settings:
         return None, "the run has no experiment.yaml."
     try:
-        experiment = load_experiment(path)
-        corpus = read(experiment.corpus, experiment.labels)
+        corpus = read(CorpusSpec.model_validate(settings["corpus"]), settings.get("labels"))
     except (FedstillError, OSError, ValueError, ImportError) as error:
         return None, str(error)
     tested = next((one for name in (SERVER, *record.summary["clients"]) if (one := answers(record.folder, name))), None)
@@ -276,21 +283,23 @@ def _confusion(shown: Sequence[Answers], labels: tuple[str, ...]) -> Grid | None
     return Grid(labels, labels, tuple(tuple(row) for row in counts.tolist()))
 
 
-def _facts(record: Record, run: Run, engine: str, parts: Partition | None) -> dict[str, str]:
-    summary = record.summary
-    settings = yaml.safe_load(_read_text(record.folder / "experiment.yaml") or "{}")
-    corpus = settings.get("corpus") or {}
+def _facts(
+    run: Run, summary: Mapping[str, Any], settings: Mapping[str, Any], parts: Partition | None
+) -> dict[str, str]:
+    engine = summary.get("engine") or "unknown"
     facts = {
         "Experiment": run.name,
         "Method": run.method + (f" ({run.role})" if run.role != "method" else ""),
-        "Corpus": "" if engine not in SIMULATIONS else str(corpus.get("name") or Path(corpus.get("path") or "").name),
         "Labels": ", ".join(run.labels) if len(run.labels) <= 14 else f"{len(run.labels)}",
         "Clients": f"{len(run.client_names)}",
         "Models": ", ".join(dict.fromkeys(summary.get("models", {}).values())),
-        "Partition": str((settings.get("partition") or {}).get("kind", "")) if engine in SIMULATIONS else "",
         "Rounds": str(summary.get("rounds", "")),
-        "Engine": engine if engine in SIMULATIONS else f"{engine}: between organisations",
+        "Engine": f"{engine}{'' if engine in SIMULATIONS else ': not a simulation'}",
     }
+    if engine in SIMULATIONS:
+        corpus = settings.get("corpus") or {}
+        facts["Corpus"] = str(corpus.get("name") or Path(corpus.get("path") or "").name)
+        facts["Partition"] = str((settings.get("partition") or {}).get("kind", ""))
     if parts is not None:
         train, test = (sum(map(len, each.values())) for each in (parts.train, parts.test))
         facts["Rows"] = f"{train:,} private for training, {len(parts.public):,} public, {test:,} for testing"
@@ -307,11 +316,13 @@ def _parties(run: Run, models: Mapping[str, str], parts: Partition | None) -> tu
     return tuple(Party(name, models.get(name, ""), rows.get(name, (None, None, None))) for name in names)
 
 
-def _scores(
-    measured: Sequence[Mapping[str, Any]], metric: str, is_wanted: Callable[[Mapping[str, Any]], bool]
-) -> Curves:
+def _headline(run: Run, scores: Curves) -> dict[int, float]:
+    return scores.get(SERVER, {}) if run.server is not None else mean_of(scores.values())
+
+
+def _scores(measured: Sequence[Mapping[str, Any]], metric: str) -> Curves:
     """Every party's score at the end of each round in which it was measured, the server first."""
-    return _last_stage([line for line in measured if is_wanted(line)], metric, lambda line: line["party"])
+    return _last_stage(measured, metric, lambda line: str(line["party"]))
 
 
 def _by_domain(measured: Sequence[Mapping[str, Any]], run: Run) -> Curves:
