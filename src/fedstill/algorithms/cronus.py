@@ -51,7 +51,7 @@ class Cronus(Algorithm):
         return "learns private and public rows in one phase"
 
     def server(self, me: Server, ups: Replies[Opinion]) -> Answer:
-        if not ups.blending.is_mean:
+        if ups.blending.is_chosen:
             return Answer(ups.mean("logits", "probabilities"))
         if me.round <= 1 and self.mean != "median" and not most(self.share, len(ups)):
             me.notes.append(

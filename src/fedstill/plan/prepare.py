@@ -22,6 +22,7 @@ from fedstill.models.build import party_tokenizer
 from fedstill.parties.party import PartySpec
 from fedstill.plan.needs import check_chat, check_needs, check_privacy
 from fedstill.plan.plan import Plan, default_workers
+from fedstill.wire.masks import check_installed
 from fedstill.wire.messages import SERVER
 
 
@@ -68,6 +69,8 @@ def make_plan(
 
     `tokens` is where the rows' tokens are stored instead of in the user's cache.
     """
+    if experiment.wire.mask is not None:
+        check_installed()
     server = experiment.server_spec()
     parties = {SERVER: server, **clients} if has_server else clients
     if corpus.label_tasks is None and any(spec.train.heads == "task" for spec in parties.values()):
