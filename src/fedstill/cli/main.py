@@ -21,7 +21,7 @@ from rich.table import Table
 from fedstill.cli.federation import app as federation
 from fedstill.cli.report import page_of, report, tell_rounds
 from fedstill.common.errors import FedstillError
-from fedstill.common.trust import trusting
+from fedstill.common.trust import trusting, trusts_all
 
 app = typer.Typer(
     help="Federated distillation for text: organisations teach each other without moving their data.",
@@ -422,6 +422,8 @@ def _saying_how_to_go_on(folder: Path, again: str) -> Iterator[None]:
     from fedstill.engines import ranks
     from fedstill.engines.runner import stopping_on_sigterm
 
+    if trusts_all() and "--resume" in again:
+        again = f"{again} --trust-code"
     try:
         with stopping_on_sigterm(for_good=True):
             yield

@@ -24,6 +24,7 @@ from fedstill.wire.messages import BadMessage
 
 SENT = "sent.jsonl"
 """The file, in a site's `runs`; it outlives the states and logs beside it."""
+LONGEST_VERB = 60
 
 
 class Spent:
@@ -82,9 +83,12 @@ class Budget:
             raise Refusal(str(error)) from error
         if envelope.get("round") != round:
             raise Refusal(f"a call of round {round} that holds one of another round.")
+        verb = envelope.get("verb")
+        if not isinstance(verb, str) or not verb.isidentifier() or len(verb) > LONGEST_VERB:
+            raise Refusal("a call without a verb.")
         is_new = round not in self.spent.known  # else its answer may be a repetition
         self._refuse_more(1, is_new and self.spent.begins({"round": round, "rounds": self.rounds, "sha256": ""}))
-        return str(envelope.get("verb"))
+        return verb
 
     def send(self, round: int, verb: str, reply: bytes) -> None:
         """Write down an answer before it leaves; refuses one that does not fit."""

@@ -165,6 +165,8 @@ class CentreFile(Settings):
     """How long a site may work on one call."""
     silence: Duration = 60.0
     """How long a site may be silent before the call fails."""
+    grace: Duration = 60.0
+    """How long a call waits for the other sites when as many have answered as the quorum needs."""
     failures: int = Field(3, ge=1)
     """After this many failures in a row a site is left out until it answers again."""
     own: dict[str, str] = Field(default_factory=dict)
