@@ -11,7 +11,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedstill.results.record import Record
-from fedstill.results.report.series import RunSeries, fewer, mean_of, reading_once, series, spans
+from fedstill.results.report.material import reading_once
+from fedstill.results.report.series import RunSeries, fewer, mean_of, series
+from fedstill.results.report.words import spans
 from fedstill.results.runs import load_runs
 from tests.results.conftest import write_run
 from tests.results.report.conftest import ATTACK

@@ -9,7 +9,7 @@ from typing import Any
 from fedstill.common.units import size_text
 from fedstill.results.report.answers import calibration_error
 from fedstill.results.report.board import Board
-from fedstill.results.report.series import Curves, Grid, RunSeries, fewer
+from fedstill.results.report.series import MANY, Curves, Grid, RunSeries, fewer
 from fedstill.results.significance import p_text
 from fedstill.wire.messages import SERVER
 
@@ -77,19 +77,19 @@ def holdings(run: RunSeries) -> Chart | None:
 def scores(run: RunSeries) -> Chart | None:
     """Every party's score on the pooled test by round."""
     says = f"{run.caption}, on the test rows of all clients, at the end of every round."
-    return _lines("Score by round", says, _points(fewer(run.scores)), "points")
+    return _lines("Score by round", says, _points(fewer(run.scores)), "points", _order(run))
 
 
 def domains(run: RunSeries) -> Chart | None:
     """The score on every domain by round."""
     who = "The server's model" if run.run.server is not None else "Each client's own model"
     says = f"{who} on the test rows of each domain; {run.caption[0].lower()}{run.caption[1:]}."
-    return _lines("Score by domain and round", says, _points(fewer(run.by_domain)), "points")
+    return _lines("Score by domain and round", says, _points(fewer(run.by_domain)), "points", _order(run))
 
 
 def losses(run: RunSeries) -> Chart | None:
     """The losses that the method observed, by round."""
-    return _lines("Loss by round", "Losses that parties told each other.", fewer(run.losses), "loss")
+    return _lines("Loss by round", "Losses that parties told each other.", fewer(run.losses), "loss", _order(run))
 
 
 def weights(run: RunSeries) -> Chart | None:
@@ -305,14 +305,15 @@ def critical_difference(board: Board) -> Chart | None:
     return Chart("Critical difference", says, {"data": traces, "layout": layout}, Table(("method", "mean rank"), rows))
 
 
-def _lines(title: str, says: str, curves: Curves, unit: str) -> Chart | None:
-    """Lines by round, each with its own dash and marker."""
+def _lines(title: str, says: str, curves: Curves, unit: str, order: Sequence[str] = ()) -> Chart | None:
+    """Lines by round, each with its own dash and marker; names keep the looks of their place in `order`."""
     known = {name: curve for name, curve in curves.items() if curve}
     if not known:
         return None
+    places = {name: place for place, name in enumerate(dict.fromkeys((*order, *known)))}
     traces = [
-        _line(name, list(curve), list(curve.values()), number) | {"hovertemplate": "%{y:.2f}"}
-        for number, (name, curve) in enumerate(known.items())
+        _line(name, list(curve), list(curve.values()), places[name]) | {"hovertemplate": "%{y:.2f}"}
+        for name, curve in known.items()
     ]
     rounds = sorted({number for curve in known.values() for number in curve})
     layout = {
@@ -382,6 +383,11 @@ def _heat(title: str, says: str, grid: Grid, across: str, down: str, what: str) 
     )
     heading = (f"{down} \\ {across}", *grid.columns)
     return Chart(title, says, {"data": [trace], "layout": layout}, _cut(heading, rows))
+
+
+def _order(run: RunSeries) -> tuple[str, ...]:
+    """Parties as all charts of a run order them; with so many that they have no lines of their own, only the server."""
+    return (SERVER, *(run.run.client_names if len(run.run.client_names) <= MANY else ()))
 
 
 def _line(name: str, across: Sequence[float], up: Sequence[float], number: int) -> Figure:
