@@ -12,7 +12,7 @@ from fedstill.algorithms.base import Algorithm, NotNegative, Positive
 from fedstill.algorithms.competence import odds
 from fedstill.algorithms.finer import by_certainty, by_class, by_competence, seen
 from fedstill.algorithms.reading import OPTIONS, READINGS, AnswerOf, LossOf, LossScale, Opinions, Reading
-from fedstill.algorithms.weightings import ENWC, Weighting
+from fedstill.algorithms.weightings import ENWC, Uniform, Weighting
 from fedstill.common.errors import FedstillError
 from fedstill.learning.losses import Distillation, ce, distillation
 from fedstill.learning.phases import PhaseSettings
@@ -21,7 +21,7 @@ from fedstill.parties.client import Client
 from fedstill.parties.server import Server
 from fedstill.wire.blends import Holds
 from fedstill.wire.messages import Answer, Opinion
-from fedstill.wire.replies import Replies
+from fedstill.wire.replies import Replies, Weights, uniform
 
 S = TypeVar("S", bound=PhaseSettings)
 
@@ -85,9 +85,10 @@ class AdaFD(Algorithm):
         losses = me.train(settings=self._settings(me.spec.train))  # Eq. 1
         best = losses.best()  # l_min: the smallest epoch mean of this round
         scale, loss = self._measured(me, losses.mean[best])
+        said = self._said(me, me.predict(), scale)  # Eq. 2
         return Opinion(
-            logits=self._said(me, me.predict(), scale),  # Eq. 2
-            loss=loss,
+            logits=self.on_scale(said) if self.needs_sum_only else said,
+            loss=None if self.needs_sum_only else loss,
             class_losses=seen(losses.by_class[best]) if self.per_class else None,
             f1=me.held_out_f1() if self.weigher.wants_f1 else None,
             labelled_logits=self._said(me, me.predict(me.data.labelled), scale)
@@ -127,17 +128,34 @@ class AdaFD(Algorithm):
 
     def teachers(self, ups: Replies[Opinion]) -> Replies[Opinion]:
         """The opinions to blend, on one scale; centred if each class has its own weights."""
+        if self.needs_sum_only or (self.how.opinions == "logits" and not self.per_class):
+            return ups
+        return ups.change("logits", self.on_scale)
+
+    def on_scale(self, logits: Tensor) -> Tensor:
+        """An opinion as it is blended."""
         if self.how.opinions == "probabilities":
-            return ups.change("logits", lambda z: z.softmax(-1))
+            return logits.softmax(-1)
         if self.how.opinions == "unit_spread":
-            return ups.change("logits", unit_spread)
-        return ups.change("logits", centred) if self.per_class else ups
+            return unit_spread(logits)
+        return centred(logits) if self.per_class else logits
+
+    @property
+    def needs_sum_only(self) -> bool:
+        """Whether the sum of opinions is all that the server uses: clients then put theirs on the scale themselves."""
+        return isinstance(self.weigher, Uniform) and not (self.per_sample or self.per_class or self.competence)
+
+    def masked_weights(self) -> Weights:
+        """Equal weights; those by loss need the losses."""
+        return "uniform" if self.needs_sum_only else super().masked_weights()
 
     def _settings(self, settings: S) -> S | None:
         return settings.model_copy(update={"restart": "epoch"}) if self.reading == "released" else None
 
     def weights(self, me: Server, ups: Replies[Opinion]) -> Tensor:
         """w_k as [K], or finer as [K, N or 1, C or 1]; they sum to one over the clients."""
+        if self.needs_sum_only:
+            return uniform(len(ups))
         weights = ups.cap(self.weigher(me, ups, ups.column("loss")))  # Eq. 6 or 7
         me.observe("losses", dict(zip(ups, ups.column("loss").tolist(), strict=True)))
         me.observe_weights(dict(zip(ups, weights.tolist(), strict=True)))
@@ -168,7 +186,7 @@ class AdaFD(Algorithm):
     def reads(self) -> frozenset[str]:
         """The loss, and what the chosen options send."""
         how = {
-            "loss": True,
+            "loss": not self.needs_sum_only,
             "class_losses": self.per_class,
             "f1": self.weigher.wants_f1,
             "labelled_logits": self.weigher.wants_labelled,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 from torch import Tensor
@@ -13,9 +13,7 @@ from fedstill.algorithms.base import Federation
 from fedstill.data.examples import Labelled
 from fedstill.parties.client import Client
 from fedstill.wire.messages import MOST_ROWS, Done, Message, number
-from fedstill.wire.replies import Replies, uniform
-
-Weights = Literal["uniform", "size"]
+from fedstill.wire.replies import Replies, Weights, uniform
 
 
 @dataclass(frozen=True)

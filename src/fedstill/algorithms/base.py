@@ -8,15 +8,21 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field
 
+from fedstill.common.errors import FedstillError
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
 from fedstill.wire.codecs import Codecs
 from fedstill.wire.messages import Answer, Done, Hello, M, Message, Opinion
-from fedstill.wire.replies import Replies
+from fedstill.wire.replies import Replies, Weights
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """Types of options; the limits are checked when an algorithm is made from an experiment."""
+
+MASKED = (
+    "LogitAvg, DSFL, FedED, FedMD, FedAvg, FedOpt and FedGKD can be masked, AdaFD with `weighting: Uniform`, MHAT with "
+    "`server_loss: kl`, and FedKD except in its `original` reading"
+)
 
 Role = Literal["method", "baseline", "upper bound"]
 
@@ -125,6 +131,10 @@ class Algorithm:
     def reads(self) -> frozenset[str]:
         """The optional fields of replies, as `Type.field`, that the server reads: a reply without them is refused."""
         return frozenset()
+
+    def masked_weights(self) -> Weights:
+        """How clients weigh, if the weighted sum of their replies is all that the server uses; raises if it is not."""
+        raise FedstillError(f"{type(self).__name__} looks at single replies, and masks leave only their sum: {MASKED}.")
 
     def requires(self) -> frozenset[str]:
         """`needs`, and what the chosen options need: many methods have an option `labelled`."""

@@ -11,7 +11,7 @@ from fedstill.parties.client import Client
 from fedstill.parties.server import Server
 from fedstill.wire.blends import Holds
 from fedstill.wire.messages import Answer, Opinion
-from fedstill.wire.replies import Replies, uniform
+from fedstill.wire.replies import Replies, Weights, uniform
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,10 @@ class DSFL(Algorithm):
         sharpened = ups.blend("logits", weights, holds) / self.temperature
         me.distill(sharpened, self._loss(self.server_loss), also=me.labelled_rows() if self.labelled else None)
         return Answer(sharpened)
+
+    def masked_weights(self) -> Weights:
+        """As the option says."""
+        return self.weights
 
     def _loss(self, chosen: Distillation) -> Loss:
         return distillation("hard" if self.reading == "released" else chosen)

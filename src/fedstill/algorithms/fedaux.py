@@ -14,8 +14,8 @@ from pydantic import Field
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from fedstill.algorithms.averaging import Limit, Weights
-from fedstill.algorithms.base import Federation, Positive
+from fedstill.algorithms.averaging import Limit
+from fedstill.algorithms.base import Algorithm, Federation, Positive
 from fedstill.algorithms.fedavg import FedAvg
 from fedstill.common.errors import FedstillError
 from fedstill.common.randomness import generator
@@ -27,7 +27,7 @@ from fedstill.parties.client import Client
 from fedstill.parties.party import Party
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Done, Message, Parameters, array
-from fedstill.wire.replies import Replies
+from fedstill.wire.replies import Replies, Weights
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,10 @@ class FedAUX(FedAvg):
             return 0.0
         sensitivity = 2 / (self.regularisation * rows)
         return math.sqrt(2 * math.log(1.25 / self.delta)) * sensitivity / self.epsilon
+
+    def masked_weights(self) -> Weights:
+        """Every model is asked by itself."""
+        return Algorithm.masked_weights(self)
 
     def server(self, me: Server, ups: Replies[Parameters]) -> Parameters:
         certainty = me.memory.mappings["certainty"]

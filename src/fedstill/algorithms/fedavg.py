@@ -7,10 +7,11 @@ from typing import ClassVar
 
 from fedstill.algorithms.averaging import Averaging, Limit
 from fedstill.algorithms.base import Algorithm, Answers, Federation, Role
+from fedstill.common.errors import FedstillError
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Done, Message, Parameters
-from fedstill.wire.replies import Replies
+from fedstill.wire.replies import Replies, Weights
 
 
 @dataclass(frozen=True)
@@ -44,3 +45,11 @@ class FedAvg(Averaging, Algorithm):
     def server(self, me: Server, ups: Replies[Parameters]) -> Parameters:
         me.set_parameters(ups.average("parameters", self.shares(ups)))  # Eq. 3
         return Parameters(me.parameters())
+
+    def masked_weights(self) -> Weights:
+        """As the option says."""
+        if self.balance:
+            raise FedstillError(
+                "`balance` weighs clients by the smallest of them, which no client knows: not under masks."
+            )
+        return self.weights

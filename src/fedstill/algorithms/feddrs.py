@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedstill.algorithms.averaging import Averaging, Weights
+from fedstill.algorithms.averaging import Averaging
 from fedstill.algorithms.base import Algorithm, Answers, Federation, NotNegative, Positive
 from fedstill.algorithms.fedavg import FedAvg
 from fedstill.common.errors import FedstillError
@@ -24,7 +24,7 @@ from fedstill.models.text_to_text import TextToText
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
 from fedstill.wire.messages import MOST_ROWS, Done, Message, Parameters, parameters
-from fedstill.wire.replies import Replies
+from fedstill.wire.replies import Replies, Weights
 
 
 @dataclass(frozen=True)

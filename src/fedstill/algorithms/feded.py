@@ -10,7 +10,7 @@ from fedstill.learning.losses import Distillation, distillation
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Done, Message, Opinion, Parameters
-from fedstill.wire.replies import Replies
+from fedstill.wire.replies import Replies, Weights
 
 
 @dataclass(frozen=True)
@@ -44,3 +44,7 @@ class FedED(Algorithm):
         ensemble = ups.blend("logits", ups.shares)
         me.distill(ensemble, distillation(self.server_loss), also=me.labelled_rows() if self.labelled else None)
         return Parameters(me.parameters())
+
+    def masked_weights(self) -> Weights:
+        """By n_k."""
+        return "size"

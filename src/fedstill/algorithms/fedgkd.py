@@ -16,7 +16,7 @@ from fedstill.parties.client import Client
 from fedstill.parties.server import Server
 from fedstill.wire.blends import average
 from fedstill.wire.messages import Done, Message, Parameters, parameters
-from fedstill.wire.replies import Replies, uniform
+from fedstill.wire.replies import Replies, Weights, uniform
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,10 @@ class FedGKD(Algorithm):
     def server(self, me: Server, ups: Replies[Parameters]) -> GlobalModels:
         me.set_parameters(ups.average("parameters", ups.shares if self.weights == "size" else uniform(len(ups))))
         return self._answer(me)
+
+    def masked_weights(self) -> Weights:
+        """As the option says."""
+        return self.weights
 
     def _answer(self, me: Server) -> GlobalModels:
         newest = me.parameters()

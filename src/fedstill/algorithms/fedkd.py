@@ -13,7 +13,7 @@ from fedstill.learning.losses import distillation
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Done, Opinion
-from fedstill.wire.replies import Replies
+from fedstill.wire.replies import Replies, Weights
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,10 @@ class FedKD(Algorithm):
         step = logits.abs().max().clamp(min=1e-12) / 100
         noise = me.generator("laplace").laplace(size=tuple(logits.shape))
         return (logits / step).round() * step + self.noise * step * torch.from_numpy(noise).to(logits.dtype)
+
+    def masked_weights(self) -> Weights:
+        """By n_k; the original weighs classes."""
+        return super().masked_weights() if self.reading == "original" else "size"
 
     @property
     def blends_raw_logits(self) -> bool:

@@ -15,6 +15,7 @@ from fedstill.data.examples import Labelled
 from fedstill.learning.losses import Distillation, distillation
 from fedstill.parties.client import Client
 from fedstill.wire.messages import BadMessage, Done, Message, Scores, array, opinions
+from fedstill.wire.replies import Weights
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,10 @@ class FedMD(Algorithm):
     def digest(self, me: Client, answer: Consensus) -> None:
         if answer.logits is not None and answer.last is not None:  # there is none in the first round
             me.distill(answer.logits, distillation(self.client_loss), rows=answer.last.numpy())
+
+    def masked_weights(self) -> Weights:
+        """Equal weights."""
+        return "uniform"
 
     @property
     def blends_raw_logits(self) -> bool:

@@ -10,7 +10,7 @@ from fedstill.learning.losses import Distillation, distillation
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Answer, Opinion
-from fedstill.wire.replies import Replies
+from fedstill.wire.replies import Replies, Weights
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,10 @@ class LogitAvg(Algorithm):
     def server(self, me: Server, ups: Replies[Opinion]) -> Answer:
         me.distill(ups.mean("logits"), distillation(self.server_loss, self.temperature))  # Eqs. 3, 4
         return Answer(me.predict())
+
+    def masked_weights(self) -> Weights:
+        """Equal weights."""
+        return "uniform"
 
     @property
     def blends_raw_logits(self) -> bool:

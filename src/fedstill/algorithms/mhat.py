@@ -13,7 +13,7 @@ from fedstill.learning.losses import Distillation, distillation, probability_ce
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Answer, Opinion
-from fedstill.wire.replies import Replies
+from fedstill.wire.replies import Replies, Weights
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,10 @@ class MHAT(Algorithm):
         else:
             me.distill(ups.blend("logits", weights), distillation(self.server_loss), also=also)
         return Answer(me.predict())
+
+    def masked_weights(self) -> Weights:
+        """By n_k; votes are counted one by one."""
+        return super().masked_weights() if self.server_loss == "hard" else "size"
 
     @property
     def blends_raw_logits(self) -> bool:

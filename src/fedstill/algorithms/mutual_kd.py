@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedstill.algorithms.averaging import Averaging, Limit, Weights
+from fedstill.algorithms.averaging import Averaging, Limit
 from fedstill.algorithms.base import Algorithm, Answers, Federation, Role
 from fedstill.common.errors import FedstillError
 from fedstill.learning.mutual import Learner, learn_mutually, shows_layers
@@ -19,6 +19,7 @@ from fedstill.parties.party import Party
 from fedstill.wire.codecs import Codecs
 from fedstill.wire.codecs.low_rank import LowRank
 from fedstill.wire.messages import Done, Hello, Message, parameters
+from fedstill.wire.replies import Weights
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""AdaFD's three ways to weight teachers."""
+"""AdaFD's three ways to weight teachers, and equal weights to compare with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedstill.common.chat import Chat, Unusable
 from fedstill.common.errors import FedstillError
 from fedstill.parties.server import Server
 from fedstill.wire.messages import Opinion
-from fedstill.wire.replies import Replies
+from fedstill.wire.replies import Replies, uniform
 
 SMALLEST_LOSS = 1e-8
 PAPERS_BETA = 5.0
@@ -43,6 +43,14 @@ class Weighting:
     def wants_labelled(self) -> bool:
         """Whether clients must also send logits for the server's labelled rows."""
         return False
+
+
+@dataclass(frozen=True)
+class Uniform(Weighting):
+    """Equal: w_k = 1/K. Clients then send no loss, and speak on the scale that opinions are blended on."""
+
+    def __call__(self, me: Server, ups: Replies[Opinion], losses: Tensor) -> Tensor:
+        return uniform(len(ups))
 
 
 @dataclass(frozen=True)

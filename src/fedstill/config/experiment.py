@@ -35,7 +35,8 @@ from fedstill.parties.party import PartySpec, TrainSettings
 from fedstill.wire import blends, codecs
 from fedstill.wire.blends import Blending, MaxShare
 from fedstill.wire.codecs import Codecs
-from fedstill.wire.faults import Fault
+from fedstill.wire.faults import UNDER_MASKS, Fault
+from fedstill.wire.masks import MaskSpec
 
 S = TypeVar("S", bound=Settings)
 
@@ -81,6 +82,13 @@ class WireSpec(Settings):
 
     opinions: str | dict[str, Any] | None = None
     parameters: str | dict[str, Any] | None = None
+    mask: MaskSpec | None = None
+    """true, or {range: 256}: the server learns nothing of what clients send but the weighted sum."""
+
+    @field_validator("mask", mode="before")
+    @classmethod
+    def _switch(cls, value: Any) -> Any:
+        return MaskSpec() if value is True else None if value is False else value
 
 
 def _kind_of_clients(value: Any) -> str:
@@ -149,9 +157,10 @@ class Experiment(Settings):
     save_every: int = Field(1, ge=1)
     """Rounds between two checkpoints."""
     wire: WireSpec = WireSpec()
-    blend: str | dict[str, Any] = "mean"
-    """How opinions or parameters become one: `mean`, or one that lets no liar win: `median`, `trimmed`, `cronus`,
-    `clipped`, `expguard`; {name: ..., option: value} sets options."""
+    blend: str | dict[str, Any] = "auto"
+    """How opinions or parameters become one: `mean` as in the papers, or one that lets no liar win: `agreement`,
+    `median`, `trimmed`, `cronus`, `clipped`, `expguard`; {name: ..., option: value} sets options. auto: `agreement`
+    for opinions, `mean` for parameters and under masks."""
     max_share: MaxShare = "auto"
     """The most that one client may weigh, whatever it tells about its loss, size or label counts; auto: one half, or 3
     of K clients' shares if that is less; null: no limit, as in the papers."""
@@ -190,6 +199,7 @@ class Experiment(Settings):
             (["wire"], self.codecs),
             (["blend"], self.blending),
             (["faults"], self._refuse_faults),
+            (["wire", "mask"], self._refuse_masks),
             (["server"], self.server.check),
         ]
         if isinstance(self.clients, ModelSpec):
@@ -227,7 +237,8 @@ class Experiment(Settings):
 
     def blending(self) -> Blending:
         """How replies are blended."""
-        chosen = Blending(blends.make(self.blend), self.max_share)
+        only_mean = self.wire.mask is not None or not self.method.blends
+        chosen = Blending(blends.make("mean" if self.blend == "auto" and only_mean else self.blend), self.max_share)
         if not (chosen.is_mean or self.method.blends):
             raise FedstillError(f"{type(self.method).__name__} uses every client's reply by itself: it has no blend.")
         return chosen
@@ -235,6 +246,21 @@ class Experiment(Settings):
     def _refuse_faults(self) -> None:
         if self.faults and self.engine == "flare":
             raise FedstillError("faults are for simulations: nobody is made to lie in a federation.")
+
+    def _refuse_masks(self) -> None:
+        if self.wire.mask is None:
+            return
+        self.method.masked_weights()
+        if not self.blending().is_mean:
+            raise FedstillError(
+                "a robust blend compares single replies, and masks leave only their sum: `blend: mean`."
+            )
+        if self.codecs().shrink:
+            raise FedstillError("masked numbers cannot be shrunk: under masks the codecs of `wire` are fp32.")
+        if liars := [fault.kind for fault in self.faults if fault.kind not in UNDER_MASKS]:
+            raise FedstillError(
+                f"{liars[0]} changes a single reply, which masks hide: {', '.join(UNDER_MASKS)} do not."
+            )
 
     def server_spec(self) -> PartySpec:
         """The server's model and settings."""

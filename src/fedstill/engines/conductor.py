@@ -19,6 +19,7 @@ from fedstill.engines.checkpoint import Manifest, folder_of
 from fedstill.engines.engine import Engine
 from fedstill.engines.host import export, read_state, write_state
 from fedstill.engines.hosting import in_words
+from fedstill.engines.masking import Masking
 from fedstill.engines.seconds import Seconds, Slip
 from fedstill.plan.caution import Caution, cautions
 from fedstill.plan.needs import same_architecture
@@ -28,6 +29,7 @@ from fedstill.wire.crossing import Crossing, asked_of
 from fedstill.wire.encoding import decode, encode, seal
 from fedstill.wire.faults import Faults
 from fedstill.wire.guard import Form, form_of
+from fedstill.wire.masks import is_masked
 from fedstill.wire.messages import SERVER, BadMessage, Hello, M, Message
 from fedstill.wire.replies import Failure, Replies
 
@@ -42,7 +44,8 @@ class Conductor:
         self.server = plan.make_server(books.tell)
         self.faults = Faults(plan.experiment.faults, list(plan.clients), plan.experiment.seed)
         arriving = [self.faults.arriving] if plan.experiment.faults else []
-        self.crossing = Crossing(plan.agreement, self.server, books.ledger, arriving=arriving, form_of=self._form_of)
+        self.crossing = Crossing(plan.agreement, self.server, books.ledger, arriving=arriving, form_of=self.form_of)
+        self.masking = Masking(self, plan.experiment.wire.mask) if plan.experiment.wire.mask is not None else None
         self.forms: dict[str, Form] = {}
         """The parameters of every architecture that has sent some."""
         self.sizes: dict[str, int] = {}
@@ -116,7 +119,14 @@ class Conductor:
         """Run a verb on the active clients, or those named; raises if fewer than the quorum give a usable reply."""
         with self.clock.spent("calls"):
             names = sorted(clients if clients is not None else self.active)
-            messages, failures = self._exchange(verb, message, names)
+            announced = self.masking.announce(verb, names) if self.masking is not None else None
+            messages, failures = self.exchange(verb, message, names, announced)
+        self.check_quorum(names, messages, failures)
+        if self.masking is not None and any(is_masked(type(said)) for said in messages.values()):
+            return self.masking.opened(names, messages, failures)
+        return Replies(messages, self.clients, tuple(failures), self.blending_now())
+
+    def check_quorum(self, names: Sequence[str], messages: Mapping[str, Message], failures: Sequence[Failure]) -> None:
         enough = needed(self.plan.experiment.quorum, len(names))
         if len(messages) < enough:
             raise self.engine.explain(
@@ -125,9 +135,8 @@ class Conductor:
                     f"({_reasons(failures)})"
                 )
             )
-        return Replies(messages, self.clients, tuple(failures), self._blending())
 
-    def _blending(self) -> Blending:
+    def blending_now(self) -> Blending:
         """The experiment's blend; what it remembers of clients is part of the server's state."""
         return replace(self.blending, round=self.round, memory=self.server.memory.mappings.setdefault("blend", {}))
 
@@ -135,9 +144,11 @@ class Conductor:
         """This round's answer as clients will decode it: a codec may change it."""
         return self.crossing.as_received(message, self.round)
 
-    def _exchange(self, verb: str, message: Answers, names: Sequence[str]) -> tuple[dict[str, Message], list[Failure]]:
-        """The usable replies by client, and the failures of all other clients."""
-        calls = self.crossing.calls(verb, message, names, self.round)
+    def exchange(
+        self, verb: str, message: Answers, names: Sequence[str], more: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, Message], list[Failure]]:
+        """The usable replies by client, and the failures of all other clients; `more` is for the calls' envelopes."""
+        calls = self.crossing.calls(verb, message, names, self.round, more)
         self.engine.largest = max(
             (self.crossing.most_bytes(name, verb, asked_of(message, name)) for name in names), default=0
         )
@@ -196,7 +207,8 @@ class Conductor:
     def _greet_absent(self) -> None:
         """Greet the clients that have not answered yet; one that cannot take part is only noted."""
         if absent := [name for name in self.plan.clients if name not in self.clients]:
-            self._admit(self._exchange("hello", None, absent)[0])
+            announced = self.masking.announce("hello", absent) if self.masking is not None else None
+            self._admit(self.exchange("hello", None, absent, announced)[0])
 
     def _admit(self, hellos: Mapping[str, Any]) -> None:
         self.clients = dict(sorted({**self.clients, **hellos}.items()))
@@ -206,6 +218,8 @@ class Conductor:
         """Refuse a client whose architecture the method cannot use, or whose n_k is not what it was."""
         if self.sizes.get(name, hello.size) != hello.size:
             raise BadMessage(f"Hello.size is {hello.size}, and was {self.sizes[name]} when it first said hello.")
+        if self.masking is not None:
+            self.masking.examine(hello)
         if hello.label_counts is None and "label_counts" in self.algorithm.requires():
             raise BadMessage(f"{self.algorithm.title} needs label counts, and {name} withholds them.")
         if "parameters" in self.algorithm.requires():
@@ -213,7 +227,7 @@ class Conductor:
         elif self.plan.agreement.sends_parameters(self.plan.agreement.owed("turn")):
             self._form(hello.architecture)
 
-    def _form_of(self, client: str) -> Form:
+    def form_of(self, client: str) -> Form:
         """The form of the parameters that a client can send."""
         return self._form(self.clients[client].architecture)
 

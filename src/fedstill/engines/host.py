@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 import time
@@ -9,13 +10,14 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load, save, save_file
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import Rested, Tell
-from fedstill.common.files import MODELS, FileReference, file_name
+from fedstill.common.files import MODELS, FileReference, file_name, write_whole
 from fedstill.engines.checkpoint import folder_of
 from fedstill.engines.hosting import Request
 from fedstill.engines.seconds import Slip
@@ -28,6 +30,8 @@ from fedstill.plan.agreement import verb_of
 from fedstill.plan.plan import Plan
 from fedstill.wire.crossing import Crossing, Leaving
 from fedstill.wire.guard import form_of
+from fedstill.wire.masks import KEY_BYTES, REVEAL, Veil
+from fedstill.wire.messages import Message
 
 
 class Host:
@@ -83,10 +87,16 @@ class Host:
         parcel = crossing.call(raw)
         self._enter(client, parcel.envelope["round"])
         verb = parcel.envelope["verb"]
+        veil = self._veil(client, parcel.envelope)
+        if veil is not None:
+            crossing.leaving = [*self.leaving, veil.over]  # last: whatever else looks at a message sees it unmasked
         client.seconds.clear()
         awake, waited_s = time.perf_counter(), card.waited_s()
         try:
-            message = verb_of(self.algorithm, verb)(self.algorithm, client, parcel.message)
+            if verb == REVEAL and veil is not None:
+                message: Message | None = veil.reveal(parcel.message)
+            else:
+                message = verb_of(self.algorithm, verb)(self.algorithm, client, parcel.message)
             done = time.perf_counter()
             metrics, client.metrics = client.metrics, []
             notes, client.notes = client.notes, []
@@ -136,6 +146,23 @@ class Host:
             del self.awake[name]
             self.changed.discard(name)
             self.files.pop(name, None)
+
+    def _veil(self, client: Client, envelope: Mapping[str, Any]) -> Veil | None:
+        """What masks the client's reply, if the experiment says so."""
+        spec = self.plan.experiment.wire.mask
+        if spec is None:
+            return None
+        return Veil(client.name, client.size, self._master(client.name), spec, envelope, client.notes)
+
+    def _master(self, name: str) -> bytes:
+        """The secret that a client's keys are made of: from the seed in a simulation, else a file of its own."""
+        if self.plan.experiment.engine != "flare":
+            return hashlib.sha256(f"{self.plan.experiment.seed}/{name}/masks".encode()).digest()
+        path = self.plan.folder / f"masks-{file_name(name)}.key"
+        if not path.exists():
+            write_whole(path, secrets.token_bytes(KEY_BYTES))
+            path.chmod(0o600)
+        return path.read_bytes()
 
     def _enter(self, client: Client, round: int) -> None:
         """Begin a client's round; first save its state if it may fail: a client that fails misses the whole round."""

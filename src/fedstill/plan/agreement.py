@@ -10,6 +10,7 @@ from fedstill.algorithms.base import Algorithm
 from fedstill.common.errors import FedstillError
 from fedstill.wire.codecs import Codecs
 from fedstill.wire.crossing import Agreement
+from fedstill.wire.masks import REVEAL, Lost, Seeds, masked
 from fedstill.wire.messages import Hello, Message
 
 
@@ -20,12 +21,17 @@ def agree(
     rounds: int,
     codecs: Codecs,
     rows_are_drawn: bool = True,
+    mask: bool = False,
 ) -> Agreement:
     """The messages that this algorithm may send, and their shapes."""
     types: list[type[Message]] = [Hello, *algorithm.messages]
+    owe = partial(owed, algorithm)
+    if mask:
+        types += [Lost, Seeds, *filter(None, map(masked, algorithm.messages))]
+        owe = partial(owed_masked, algorithm)
     return Agreement(
         types={cls.__name__: cls for cls in types},
-        owed=cache(partial(owed, algorithm)),
+        owed=cache(owe),
         dimensions=dimensions,
         public_fingerprint=public_fingerprint,
         rounds=rounds,
@@ -54,3 +60,8 @@ def owed(algorithm: Algorithm, verb: str) -> tuple[type[Message], ...]:
         if kinds and Message not in kinds:
             return kinds
     return (Message,)
+
+
+def owed_masked(algorithm: Algorithm, verb: str) -> tuple[type[Message], ...]:
+    """The same where replies are masked."""
+    return (Seeds,) if verb == REVEAL else tuple(masked(kind) or kind for kind in owed(algorithm, verb))

@@ -93,7 +93,13 @@ class Plan:
         experiment = self.experiment
         are_drawn = any(spec.train.rows is not None for spec in (self.server, *self.clients.values()))
         return agree(
-            experiment.method, sizes, self.public_fingerprint, experiment.rounds, experiment.codecs(), are_drawn
+            experiment.method,
+            sizes,
+            self.public_fingerprint,
+            experiment.rounds,
+            experiment.codecs(),
+            are_drawn,
+            mask=experiment.wire.mask is not None,
         )
 
     def make_client(self, name: str, tell: Tell) -> Client:

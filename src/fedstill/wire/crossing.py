@@ -30,6 +30,7 @@ from fedstill.wire.guard import (
     short,
 )
 from fedstill.wire.ledger import Ledger
+from fedstill.wire.masks import is_masked
 from fedstill.wire.messages import KINDS, SERVER, BadMessage, Hello, Kind, M, Message
 
 Owed = Callable[[str], tuple[type[Message], ...]]
@@ -103,12 +104,17 @@ class Crossing:
 
     # The server's side: calls go out, replies come in
 
-    def calls(self, verb: str, message: Outgoing, names: Sequence[str], round: int) -> dict[str, bytes]:
-        """The bytes for each client; a message for several clients is encoded and counted once."""
+    def calls(
+        self, verb: str, message: Outgoing, names: Sequence[str], round: int, more: Mapping[str, Any] | None = None
+    ) -> dict[str, bytes]:
+        """The bytes for each client; a message for several clients is encoded and counted once.
+
+        `more` is for the envelope.
+        """
         calls: dict[str, bytes] = {}
         for own, receivers in _groups(message, names):
             unheard = [name for name in receivers if name in self.end.wire.get(UNHEARD, {})]
-            envelope = {"verb": verb, "round": round, **({"afresh": unheard} if unheard else {})}
+            envelope = {"verb": verb, "round": round, **({"afresh": unheard} if unheard else {}), **(more or {})}
             raw, error = self._pack(own, envelope, receivers, round - 1)
             self._count("down", verb, own, raw, len(receivers), error)
             calls |= dict.fromkeys(receivers, raw)
@@ -281,6 +287,8 @@ class Crossing:
     ) -> None:
         if self.ledger is not None:
             sizes = Sizes.of(raw).uncoded(message)
+            if is_masked(type(message)):
+                sizes = Sizes(sizes.payload + sizes.indices, 0, sizes.header)
             self.ledger.count(direction, verb, type(message).__name__, sizes, len(raw), receivers, error)
 
 

@@ -27,6 +27,8 @@ FaultKind = Literal[
 SURE = 1e-4
 """The probability that liars leave to the other classes, where opinions are logits."""
 BROKEN_BYTES = 64
+UNDER_MASKS: tuple[FaultKind, ...] = ("flip", "drop", "delay", "corrupt")
+"""Those that do not change what a reply says after it has arrived."""
 
 
 class Fault(Settings):

@@ -163,8 +163,10 @@ def _check_array(where: str, value: Tensor, item: dataclasses.Field[Any], expect
 
 def _check_mapping(where: str, parts: Mapping[str, Tensor], item: dataclasses.Field[Any], expected: Expected) -> None:
     if item.metadata.get("whole") and expected.form is not None:
+        under_masks = item.metadata.get("holds") == "integers"
         sent = {key: (tuple(part.shape), part.is_floating_point()) for key, part in parts.items()}
-        if different := sorted({key for key, _ in sent.items() ^ expected.form.items()}):
+        wanted = {key: (shape, is_float and not under_masks) for key, (shape, is_float) in expected.form.items()}
+        if different := sorted({key for key, _ in sent.items() ^ wanted.items()}):
             raise BadMessage(f"{where} is not of the client's architecture (for example {short(different[0])}).")
     for part in parts.values():
         _check_numbers(where, part, item, expected)

@@ -98,6 +98,8 @@ class Hello(Message):
     public_fingerprint: str = field(default="", metadata={"agreed": True})
     unlike: float | None = number(0, 1, optional=True)
     """How well words alone tell its rows from the public ones: 0.5, as a coin would, to 1."""
+    key: Tensor | None = array(32, optional=True, holds="integers", least=0, most=255)
+    """Its public key, where replies are masked."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Generic
+from typing import Generic, Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from torch import Tensor
 from fedstill.common.errors import FedstillError
 from fedstill.wire.blends import Blending, Holds, Models
 from fedstill.wire.messages import Hello, M
+
+Weights = Literal["uniform", "size"]
+"""Clients count the same, or by n_k."""
 
 
 @dataclass(frozen=True)
