@@ -21,6 +21,8 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down", "pentagon", "hexagon")
 PATTERNS = ("", "/", "x", ".", "-", "+", "\\", "|")
 SHADES = ((0, "#eef5fc"), (0.5, "#6aaed6"), (1, "#08306b"))
+MOST_BARS = 30
+"""Domains; for more, the table of clients has the numbers."""
 NUMBERS_FIT = 120
 """Heat maps of at most so many cells have a number in each."""
 LONGEST_TABLE = 400
@@ -76,7 +78,7 @@ def holdings(run: RunSeries) -> Chart | None:
 
 def scores(run: RunSeries) -> Chart | None:
     """Every party's score on the pooled test by round."""
-    says = f"{run.caption}, on the test rows of all clients, at the end of every round."
+    says = f"{run.caption}, on the pooled test, at the end of every round."
     return _lines("Score by round", says, _points(fewer(run.scores)), "points", _order(run))
 
 
@@ -118,7 +120,7 @@ def gains(run: RunSeries) -> Chart | None:
         "server": run.server_by_domain,
     }
     names = list(dict.fromkeys(name for values in series.values() for name in values))
-    if not names or len(names) > 60:
+    if not names or len(names) > MOST_BARS:
         return None
     shown = {what: {name: 100 * value for name, value in values.items()} for what, values in series.items() if values}
     says = f"{run.caption} on each domain's test rows: its client alone and at the end, and the server's model."
@@ -356,7 +358,7 @@ def _bars(
 
 def _heat(title: str, says: str, grid: Grid, across: str, down: str, what: str) -> Chart:
     """A heat map; with a number in each cell where they fit."""
-    has_numbers = len(grid.rows) * len(grid.columns) <= NUMBERS_FIT
+    has_numbers = len(grid.rows) * len(grid.columns) <= NUMBERS_FIT and len(grid.columns) <= 14
     whole = what == "rows"
     trace = {
         "type": "heatmap",

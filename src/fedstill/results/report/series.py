@@ -148,18 +148,17 @@ def fewer(curves: Curves, kept: Sequence[str] = (SERVER,)) -> Curves:
     rounds = sorted({number for curve in others.values() for number in curve})
     values = {number: [curve[number] for curve in others.values() if number in curve] for number in rounds}
     few = {
-        f"{what} of {len(others)} clients": {number: float(of(values[number])) for number in rounds}
+        f"{what} of {len(others)}": {number: float(of(values[number])) for number in rounds}
         for what, of in (("highest", max), ("mean", fmean), ("lowest", min))
     }
     return {name: curve for name, curve in curves.items() if name in kept} | few
 
 
 def _epsilon(value: Any) -> float | None:
-    """The privacy spent: a number, or the largest of several parties'."""
+    """The privacy spent: a number, or the most that a client spent."""
     if isinstance(value, Mapping):
-        known = [one for each in value.values() if (one := _epsilon(each)) is not None]
-        return max(known, default=None)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        return max(map(float, value.get("spent", {}).values()), default=None)
+    return None if value is None else float(value)
 
 
 def _holdings(material: Material) -> Grid | None:
