@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -228,7 +228,11 @@ def against(board: Board, costs: Curves, across: str, title: str) -> Chart | Non
     ]
     if not traces:
         return None
-    layout = {"xaxis": {"title": {"text": across}, "rangemode": "tozero"}, "yaxis": {"title": {"text": "points"}}}
+    layout = {
+        "xaxis": {"title": {"text": across}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": "points"}},
+        "height": _height(traces),
+    }
     show = size_text if across.startswith("bytes") else _number
     rows = tuple((name, show(cost), _number(value)) for name, curve in curves.items() for cost, value in curve)
     says = "A point a round, mean over seeds: up and to the left is better."
@@ -322,6 +326,7 @@ def _lines(title: str, says: str, curves: Curves, unit: str, order: Sequence[str
         "xaxis": {"title": {"text": "round"}, **({"dtick": 1} if len(rounds) <= 12 else {})},
         "yaxis": {"title": {"text": unit}},
         "hovermode": "x unified",
+        "height": _height(known),
     }
     rows = ((str(number), *(_number(curve.get(number), unit) for curve in known.values())) for number in rounds)
     return Chart(title, says, {"data": traces, "layout": layout}, _cut(("round", *known), rows))
@@ -385,6 +390,11 @@ def _heat(title: str, says: str, grid: Grid, across: str, down: str, what: str) 
     )
     heading = (f"{down} \\ {across}", *grid.columns)
     return Chart(title, says, {"data": [trace], "layout": layout}, _cut(heading, rows))
+
+
+def _height(named: Sized) -> int:
+    """Room for a legend of so many names above the lines."""
+    return 340 + 12 * max(0, len(named) - 6)
 
 
 def _order(run: RunSeries) -> tuple[str, ...]:
