@@ -11,7 +11,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedstill.results.record import Record
-from fedstill.results.report.series import RunSeries, fewer, mean_of, reading_once, series, spans
+from fedstill.results.report.material import reading_once
+from fedstill.results.report.series import RunSeries, fewer, mean_of, series
+from fedstill.results.report.words import spans
 from fedstill.results.runs import load_runs
 from tests.results.conftest import write_run
 from tests.results.report.conftest import ATTACK
@@ -114,8 +116,10 @@ def test_a_run_without_predictions_says_so(record: Record, tmp_path: Path) -> No
 
 
 def test_a_summary_alone_is_enough(tmp_path: Path) -> None:
-    shown = series_of(write_run(tmp_path, "AdaFD", epsilon={"companies": 1.5, "sports": 2.5}, notes=["a fallback"]))
+    told = {"kind": "head", "budget": 8.0, "delta": 1e-5, "noise": "seeded", "spent": {"companies": 1.5, "sports": 2.5}}
+    shown = series_of(write_run(tmp_path, "AdaFD", epsilon=told, notes=["a fallback"]))
     assert shown.epsilon == 2.5
+    assert shown.facts["Privacy"] == "head, budget epsilon 8, delta 1e-05, noise seeded"
     assert shown.scores == {}
     assert [remark.says for remark in shown.remarks] == ["a fallback"]
 
@@ -124,9 +128,9 @@ def test_many_clients_become_their_lowest_mean_and_highest() -> None:
     curves = {"server": {1: 0.5}} | {f"c{number}": {1: number / 100} for number in range(20)}
     assert fewer(curves) == {
         "server": {1: 0.5},
-        "highest of 20 clients": {1: 0.19},
-        "mean of 20 clients": {1: pytest.approx(0.095)},
-        "lowest of 20 clients": {1: 0.0},
+        "highest of 20": {1: 0.19},
+        "mean of 20": {1: pytest.approx(0.095)},
+        "lowest of 20": {1: 0.0},
     }
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
 from fedstill.common.units import size_text
 from fedstill.results.report.answers import calibration_error
 from fedstill.results.report.board import Board
-from fedstill.results.report.series import Curves, Grid, RunSeries, fewer
+from fedstill.results.report.series import MANY, Curves, Grid, RunSeries, fewer
 from fedstill.results.significance import p_text
 from fedstill.wire.messages import SERVER
 
@@ -21,6 +21,8 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down", "pentagon", "hexagon")
 PATTERNS = ("", "/", "x", ".", "-", "+", "\\", "|")
 SHADES = ((0, "#eef5fc"), (0.5, "#6aaed6"), (1, "#08306b"))
+MOST_BARS = 30
+"""Domains; for more, the table of clients has the numbers."""
 NUMBERS_FIT = 120
 """Heat maps of at most so many cells have a number in each."""
 LONGEST_TABLE = 400
@@ -76,20 +78,20 @@ def holdings(run: RunSeries) -> Chart | None:
 
 def scores(run: RunSeries) -> Chart | None:
     """Every party's score on the pooled test by round."""
-    says = f"{run.caption}, on the test rows of all clients, at the end of every round."
-    return _lines("Score by round", says, _points(fewer(run.scores)), "points")
+    says = f"{run.caption}, on the pooled test, at the end of every round."
+    return _lines("Score by round", says, _points(fewer(run.scores)), "points", _order(run))
 
 
 def domains(run: RunSeries) -> Chart | None:
     """The score on every domain by round."""
     who = "The server's model" if run.run.server is not None else "Each client's own model"
     says = f"{who} on the test rows of each domain; {run.caption[0].lower()}{run.caption[1:]}."
-    return _lines("Score by domain and round", says, _points(fewer(run.by_domain)), "points")
+    return _lines("Score by domain and round", says, _points(fewer(run.by_domain)), "points", _order(run))
 
 
 def losses(run: RunSeries) -> Chart | None:
     """The losses that the method observed, by round."""
-    return _lines("Loss by round", "Losses that parties told each other.", fewer(run.losses), "loss")
+    return _lines("Loss by round", "Losses that parties told each other.", fewer(run.losses), "loss", _order(run))
 
 
 def weights(run: RunSeries) -> Chart | None:
@@ -118,7 +120,7 @@ def gains(run: RunSeries) -> Chart | None:
         "server": run.server_by_domain,
     }
     names = list(dict.fromkeys(name for values in series.values() for name in values))
-    if not names or len(names) > 60:
+    if not names or len(names) > MOST_BARS:
         return None
     shown = {what: {name: 100 * value for name, value in values.items()} for what, values in series.items() if values}
     says = f"{run.caption} on each domain's test rows: its client alone and at the end, and the server's model."
@@ -226,7 +228,11 @@ def against(board: Board, costs: Curves, across: str, title: str) -> Chart | Non
     ]
     if not traces:
         return None
-    layout = {"xaxis": {"title": {"text": across}, "rangemode": "tozero"}, "yaxis": {"title": {"text": "points"}}}
+    layout = {
+        "xaxis": {"title": {"text": across}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": "points"}},
+        "height": _height(traces),
+    }
     show = size_text if across.startswith("bytes") else _number
     rows = tuple((name, show(cost), _number(value)) for name, curve in curves.items() for cost, value in curve)
     says = "A point a round, mean over seeds: up and to the left is better."
@@ -305,20 +311,22 @@ def critical_difference(board: Board) -> Chart | None:
     return Chart("Critical difference", says, {"data": traces, "layout": layout}, Table(("method", "mean rank"), rows))
 
 
-def _lines(title: str, says: str, curves: Curves, unit: str) -> Chart | None:
-    """Lines by round, each with its own dash and marker."""
+def _lines(title: str, says: str, curves: Curves, unit: str, order: Sequence[str] = ()) -> Chart | None:
+    """Lines by round, each with its own dash and marker; names keep the looks of their place in `order`."""
     known = {name: curve for name, curve in curves.items() if curve}
     if not known:
         return None
+    places = {name: place for place, name in enumerate(dict.fromkeys((*order, *known)))}
     traces = [
-        _line(name, list(curve), list(curve.values()), number) | {"hovertemplate": "%{y:.2f}"}
-        for number, (name, curve) in enumerate(known.items())
+        _line(name, list(curve), list(curve.values()), places[name]) | {"hovertemplate": "%{y:.2f}"}
+        for name, curve in known.items()
     ]
     rounds = sorted({number for curve in known.values() for number in curve})
     layout = {
         "xaxis": {"title": {"text": "round"}, **({"dtick": 1} if len(rounds) <= 12 else {})},
         "yaxis": {"title": {"text": unit}},
         "hovermode": "x unified",
+        "height": _height(known),
     }
     rows = ((str(number), *(_number(curve.get(number), unit) for curve in known.values())) for number in rounds)
     return Chart(title, says, {"data": traces, "layout": layout}, _cut(("round", *known), rows))
@@ -355,7 +363,7 @@ def _bars(
 
 def _heat(title: str, says: str, grid: Grid, across: str, down: str, what: str) -> Chart:
     """A heat map; with a number in each cell where they fit."""
-    has_numbers = len(grid.rows) * len(grid.columns) <= NUMBERS_FIT
+    has_numbers = len(grid.rows) * len(grid.columns) <= NUMBERS_FIT and len(grid.columns) <= 14
     whole = what == "rows"
     trace = {
         "type": "heatmap",
@@ -382,6 +390,16 @@ def _heat(title: str, says: str, grid: Grid, across: str, down: str, what: str) 
     )
     heading = (f"{down} \\ {across}", *grid.columns)
     return Chart(title, says, {"data": [trace], "layout": layout}, _cut(heading, rows))
+
+
+def _height(named: Sized) -> int:
+    """Room for a legend of so many names above the lines."""
+    return 340 + 12 * max(0, len(named) - 6)
+
+
+def _order(run: RunSeries) -> tuple[str, ...]:
+    """Parties as all charts of a run order them; with so many that they have no lines of their own, only the server."""
+    return (SERVER, *(run.run.client_names if len(run.run.client_names) <= MANY else ()))
 
 
 def _line(name: str, across: Sequence[float], up: Sequence[float], number: int) -> Figure:

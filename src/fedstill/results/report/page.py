@@ -19,7 +19,8 @@ from fedstill.common.version import VERSION
 from fedstill.results.compare import Difference, MethodRow, Spread
 from fedstill.results.report.board import Board, boards
 from fedstill.results.report.charts import Chart, board_charts, run_charts
-from fedstill.results.report.series import RunSeries, reading_once, series
+from fedstill.results.report.material import reading_once
+from fedstill.results.report.series import series
 from fedstill.results.runs import Run, Runs, load_runs
 from fedstill.results.significance import p_text
 
@@ -186,6 +187,3 @@ def _packages() -> tuple[Any, Any]:
             'A report page needs the packages `jinja2` and `plotly`: run `pip install "fedstill[report]"`.'
         ) from error
     return jinja2, plotly.offline
-
-
-__all__ = ["RunSeries", "page", "write_page"]
