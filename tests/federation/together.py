@@ -158,6 +158,10 @@ class Together:
         """For what is asked from now on: a worker takes its time to start, and that is not what is tested."""
         self.centre.__dict__["deadline"] = deadline_s
 
+    def give(self, grace_s: float) -> None:
+        """That grace from now on; an honest site on a slow machine must not be late where that is not tested."""
+        self.centre.__dict__["grace"] = grace_s
+
     def close(self) -> None:
         for site in self.all:
             site.close()
