@@ -170,9 +170,19 @@ def test_the_server_keeps_everybodys_scores_and_they_survive_a_checkpoint(convol
         assert torch.equal(twin.memory.mappings["certainty"][name], scores)
 
 
-def test_who_sends_no_scores_is_named(convolutions):
-    with pytest.raises(FedstillError, match="FedAUX needs everybody's scores, and films sent none"):
-        begun(convolutions, FedAUX(), failing=["films"])
+def test_who_sent_no_scores_fails_in_the_first_round_and_does_not_teach_later(convolutions):
+    server, clients = begun(convolutions, FedAUX(), failing=["films"])
+    assert list(server.memory.mappings["certainty"]) == ["books"]
+    for client in clients.values():
+        client.enter(1)
+    with pytest.raises(FedstillError, match="did not take the model that everybody starts from"):
+        FedAUX().opine(clients["films"])
+    books = FedAUX().opine(clients["books"])
+    method, hellos = FedAUX(epochs=0), dict.fromkeys(("books", "films"), Hello(10, None, "textcnn", ""))
+    both = {"books": books, "films": Parameters({name: 2 * value for name, value in books.parameters.items()})}
+    answer = method.server(lending(convolutions, server), Replies(both, hellos))
+    for name, value in books.parameters.items():  # both count in the mean
+        torch.testing.assert_close(answer.parameters[name], 1.5 * value if value.is_floating_point() else value)
 
 
 # Privacy

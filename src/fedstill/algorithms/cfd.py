@@ -40,8 +40,7 @@ class CFD(Algorithm):
         theta = fed.server.parameters()
         if self.restart:
             fed.server.memory.mappings["theta_0"] = theta
-        if failures := fed.call("begin", Parameters(theta), clients=list(fed.clients)).failures:
-            raise FedstillError(f"CFD starts everybody from one model, and {failures[0].client} did not take it.")
+        fed.call("begin", Parameters(theta), clients=list(fed.clients))
 
     def begin(self, me: Client, first: Parameters) -> Done:
         """Keep theta_0: every round starts there."""
@@ -54,6 +53,7 @@ class CFD(Algorithm):
         me.distill(answer.logits, probability_ce)
 
     def opine(self, me: Client) -> Opinion:
+        _refuse_other_starts(me)
         me.train()
         return Opinion(me.predict().softmax(-1))
 
@@ -65,5 +65,11 @@ class CFD(Algorithm):
         return Answer(me.predict().softmax(-1))
 
 
+def _refuse_other_starts(me: Party) -> None:
+    if "theta_0" not in me.memory.mappings:
+        raise FedstillError("it did not take the model that everybody starts from.")
+
+
 def _restart(me: Party) -> None:
+    _refuse_other_starts(me)
     me.set_parameters(me.memory.mappings["theta_0"])

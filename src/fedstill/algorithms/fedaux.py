@@ -82,13 +82,12 @@ class FedAUX(FedAvg):
 
     def start(self, fed: Federation) -> None:
         replies = fed.call("certify", Parameters(fed.server.parameters()), clients=list(fed.clients))
-        if replies.failures:
-            raise FedstillError(f"FedAUX needs everybody's scores, and {replies.failures[0].client} sent none.")
         fed.server.memory.mappings["certainty"] = {name: said.scores for name, said in replies.items()}
 
     def certify(self, me: Client, first: Parameters) -> Certainty:
         """Take theta_0, learn to separate own rows from public ones, and score how similar each public one is."""
         me.set_parameters(first.parameters)
+        me.memory.numbers["begun"] = 1
         module, precision = me.model.module, me.around.precision
         own, public = in_unit_ball(
             features(module, me.data.train, precision), features(module, me.data.public, precision)
@@ -101,6 +100,11 @@ class FedAUX(FedAvg):
         scores = torch.zeros(len(public))
         scores[scored] = (public[scored] @ weights).sigmoid().clamp(min=self.floor).float()
         return Certainty(scores)
+
+    def opine(self, me: Client) -> Parameters:
+        if me.round <= 1 and "begun" not in me.memory.numbers:
+            raise FedstillError("it did not take the model that everybody starts from.")
+        return super().opine(me)
 
     def divided(self, me: Party) -> tuple[Ints, Ints]:
         """The public rows that are negatives, and those that are scored; the same at every party."""
@@ -132,15 +136,20 @@ class FedAUX(FedAvg):
 
     def server(self, me: Server, ups: Replies[Parameters]) -> Parameters:
         certainty = me.memory.mappings["certainty"]
-        _, scored = self.divided(me)
-        rows = me.data.public.pick(scored)
-        scores = torch.stack([certainty[name][scored] for name in ups]).double()
-        logits = torch.stack([me.model_from(said.parameters).predict(rows) for said in ups.values()])
-        ensemble = ups.blended(logits, (scores / scores.sum(0))[:, :, None])
+        teachers = ups.only(name for name in ups if name in certainty)
         me.set_parameters(ups.average("parameters", self.shares(ups)))
-        settings = me.spec.distill.model_copy(update={"rate": self.rate, "epochs": self.epochs})
-        me.distill(ensemble, kl, rows=scored, settings=settings)
+        if teachers:
+            _, scored = self.divided(me)
+            settings = me.spec.distill.model_copy(update={"rate": self.rate, "epochs": self.epochs})
+            me.distill(self._ensemble(me, teachers, scored), kl, rows=scored, settings=settings)
         return Parameters(me.parameters())
+
+    def _ensemble(self, me: Server, teachers: Replies[Parameters], scored: Ints) -> Tensor:
+        """The received models' logits on these public rows, each row's weighted by its scores."""
+        rows, certainty = me.data.public.pick(scored), me.memory.mappings["certainty"]
+        scores = torch.stack([certainty[name][scored] for name in teachers]).double()
+        logits = torch.stack([me.model_from(said.parameters).predict(rows) for said in teachers.values()])
+        return teachers.blended(logits, (scores / scores.sum(0))[:, :, None])
 
 
 def in_unit_ball(own: Tensor, public: Tensor) -> tuple[Tensor, Tensor]:
