@@ -147,3 +147,11 @@ def test_what_cannot_be_audited_says_why_in_a_sentence(tmp_path: Path) -> None:
 def test_methods_that_send_nothing_or_need_a_memory_are_refused(tmp_path: Path, algorithm: str, reason: str) -> None:
     folder = run(experiment(tmp_path, algorithm=algorithm, train={"epochs": 1}), tmp_path / "run").folder
     assert reason in refusal(folder)
+
+
+def test_with_an_epsilon_the_same_attacks_find_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("opacus")
+    findings = found(tmp_path, algorithm="FedAvg", privacy={"kind": "sgd", "epsilon": 1, "steps": 10, "batch": 10})
+    assert all(line["precision"] < 0.02 for line in findings.tokens)  # all rows of the table have moved
+    (pooled,) = [line for line in findings.membership if line["client"] == "all"]
+    assert pooled["auc"]["low"] < 0.5 < pooled["auc"]["high"]

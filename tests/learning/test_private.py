@@ -74,7 +74,7 @@ def test_a_whole_model_s_step_is_the_sum_of_clipped_gradients():
     module = Linear()
     before = torch.cat([module.layer.weight, module.layer.bias[:, None]], 1).detach().clone()
     data = Labelled(TensorStore("values", rows), np.arange(12), labels)
-    noisy_descent(module, data, ce, Descent(0.7, 1, 0.5, 0.0, Nothing()), 0.5, "fp32")
+    noisy_descent(module, data, ce, Descent(0.7, 1, 0.5, 0.0, Nothing(), 0.5), "fp32")
     wide = nn.functional.pad(rows, (0, 1), value=1.0)
     wanted = before - 0.5 / 6 * clipped_sum(wide, labels, before, 0.7)  # all were sampled, six are expected
     assert torch.allclose(torch.cat([module.layer.weight, module.layer.bias[:, None]], 1), wanted)
@@ -82,7 +82,7 @@ def test_a_whole_model_s_step_is_the_sum_of_clipped_gradients():
 
 def test_batch_norm_is_refused():
     with pytest.raises(FedstillError, match="batch norm mixes rows"):
-        noisy_descent(nn.BatchNorm1d(3), None, ce, Descent(1, 1, 1, 0, Nothing()), 1.0, "fp32")
+        noisy_descent(nn.BatchNorm1d(3), None, ce, Descent(1, 1, 1, 0, Nothing()), "fp32")
 
 
 @pytest.mark.parametrize("noise", [np.random.default_rng(0), SystemNoise()], ids=["seeded", "system"])

@@ -45,7 +45,7 @@ def _heard(plan: Plan, name: str, record: Record, trust_code: bool) -> Heard:
     client.set_parameters(record.model(name, trust_code).module.state_dict())
     before = client.parameters()
     message = _next(plan, host, client)
-    store, train = client.data.train.store, plan.partition.train[name]
+    store, train = client.data.public.store, plan.partition.train[name]  # one store has all rows of a party
 
     def predict(parameters: Mapping[str, Tensor], rows: Ints) -> Tensor:
         client.set_parameters(parameters)

@@ -69,13 +69,15 @@ class Descent:
     rate: float
     deviation: float
     noise: Noise
+    share: float = 1.0
+    """The rows that a step sees, each with this probability."""
 
     @classmethod
     def of(cls, settings: PrivacySettings, budget: Budget, steps: int, noise: Noise) -> Descent:
         """So many of the budget's steps; without sampling, another row moves a sum by 2 clip."""
         sensitivity = settings.clip if budget.rate < 1 else 2 * settings.clip
         rate = settings.rate if settings.rate is not None else RATES[settings.kind]
-        return cls(settings.clip, steps, rate, budget.noise() * sensitivity, noise)
+        return cls(settings.clip, steps, rate, budget.noise() * sensitivity, noise, budget.rate)
 
     def cover(self, total: Tensor) -> Tensor:
         """A sum with its noise."""
@@ -110,10 +112,8 @@ def noisy_head(rows: Tensor, labels: Tensor, classes: int, how: Descent) -> Tens
     return total / (how.steps - late)
 
 
-def noisy_descent(
-    module: nn.Module, data: Labelled, loss: Loss, how: Descent, share: float, precision: Precision
-) -> None:
-    """DP-SGD on the whole model, with a Poisson sample of that share of the rows at every step.
+def noisy_descent(module: nn.Module, data: Labelled, loss: Loss, how: Descent, precision: Precision) -> None:
+    """DP-SGD on the whole model, with a Poisson sample of the rows at every step.
 
     One row at a time: slow, but right for every model whose rows do not see each other.
     """
@@ -124,7 +124,7 @@ def noisy_descent(
     labels = data.labels.to(device)
     module.train()
     for _ in range(how.steps):
-        sample = np.flatnonzero(how.noise.random(len(data)) < share) if share < 1 else np.arange(len(data))
+        sample = np.flatnonzero(how.noise.random(len(data)) < how.share) if how.share < 1 else np.arange(len(data))
         totals = [torch.zeros_like(p) for p in parameters]
         for row in torch.from_numpy(sample)[:, None]:
             with autocast(device, precision):
@@ -134,7 +134,7 @@ def noisy_descent(
             add_clipped(totals, slopes, how.clip)
         with torch.no_grad():
             for parameter, total in zip(parameters, totals, strict=True):
-                parameter.sub_(how.cover(total), alpha=how.rate / (share * len(data)))
+                parameter.sub_(how.cover(total), alpha=how.rate / (how.share * len(data)))
 
 
 def add_clipped(totals: list[Tensor], slopes: tuple[Tensor | None, ...], clip: float) -> None:

@@ -74,12 +74,11 @@ class Privacy:
 
     def train(self, me: Client, rows: Labelled) -> EpochLosses:
         """Learn from the rows as far as the budget goes; when it is spent, do nothing."""
-        budget, noise = self.budget(len(rows)), me.noise("privacy")
-        taken = int(me.memory.numbers.get(TAKEN, 0))
+        budget, taken = self.budget(len(rows)), int(me.memory.numbers.get(TAKEN, 0))
         share = budget.steps if self.settings.kind == "head" else -(-budget.steps // self.rounds)
         if steps := min(share, budget.steps - taken):
-            how = Descent.of(self.settings, budget, steps, noise)
-            (self._teach if self.settings.kind == "head" else self._descend)(me, rows, how, budget, taken)
+            how = Descent.of(self.settings, budget, steps, me.noise(f"privacy {taken}"))
+            (self._teach if self.settings.kind == "head" else self._descend)(me, rows, how, taken)
         self._count(me, budget, taken + steps)
         return EpochLosses([SAYS_NOTHING], [[SAYS_NOTHING] * len(me.model.labels)])
 
@@ -87,7 +86,7 @@ class Privacy:
         """The budget of a client with so many rows."""
         return self.settings.budget(rows, self.opinions)
 
-    def _teach(self, me: Client, rows: Labelled, how: Descent, budget: Budget, taken: int) -> None:
+    def _teach(self, me: Client, rows: Labelled, how: Descent, taken: int) -> None:
         """Train a private head on the encoder as it is; its opinions on public rows, free from then on, teach it."""
         module, precision = me.model.module, me.around.precision
         public = mean_states(module, me.data.public, precision)
@@ -100,12 +99,12 @@ class Privacy:
         weights = self._once(f"head-{taken}", head)["head"]
         me.distill((project(public) @ weights.T).float(), kl)
 
-    def _descend(self, me: Client, rows: Labelled, how: Descent, budget: Budget, taken: int) -> None:
+    def _descend(self, me: Client, rows: Labelled, how: Descent, taken: int) -> None:
         def learnt() -> dict[str, Tensor]:
             # A known stream would let every row's dropout depend on which rows came before it.
             secret = int(float(how.noise.random(1)[0]) * 2**53)
             with Stream(secret, me.around.device)():
-                noisy_descent(me.model.module, rows, me.label_loss(), how, budget.rate, me.around.precision)
+                noisy_descent(me.model.module, rows, me.label_loss(), how, me.around.precision)
             return me.parameters()
 
         me.set_parameters(self._once(f"model-{taken}", learnt))
