@@ -156,7 +156,7 @@ def test_leave_says_what_stays_and_forget_removes_it_but_not_the_list_of_what_le
     line |= {
         "message": "Opinion",
         "bytes": 1500,
-        "held": {"logits": "F32 [9, 2]"},
+        "held": {"logits": "F32 [9, 2]", "parameters/a": "F32 [2]", "parameters/b#scale": "F32 []"},
         "metrics": 1,
         "notes": 0,
         "sha256": "1",
@@ -181,7 +181,7 @@ def test_leave_says_what_stays_and_forget_removes_it_but_not_the_list_of_what_le
 
     assert fedstill("federation", "sent", str(kit)) == 0
     shown = capsys.readouterr().out
-    assert "logits F32 [9, 2], metrics: 1" in " ".join(shown.split())
+    assert "logits F32 [9, 2], parameters (2 arrays), metrics: 1" in " ".join(shown.split())
     assert f"{job.name} 1 1 1.5 KB 4 rounds, 998.5 KB" in " ".join(shown.split())
 
     assert fedstill("federation", "leave", str(kit)) == 0

@@ -85,7 +85,7 @@ def test_a_client_that_fails_goes_back_to_its_file_and_nobody_s_copy_fills_the_m
     assert not any(isinstance(value, dict) for value in host.before.values())
     host.call("garden", turn(2))
     assert list(host.before) == ["books", "garden"]
-    again = host._wake("books").state()
+    again = host.wake("books").state()
     model = [name for name in before if name.startswith("model/")]
     assert model
     assert all(torch.equal(before[name], again[name]) for name in model)
@@ -120,7 +120,7 @@ def test_clients_over_the_device_s_limit_wait_in_pinned_memory_and_come_back(sma
     assert all(tensor.is_pinned() for tensor in asleep)
     assert all(tensor.is_cuda for tensor in host.awake["toys"].model.module.parameters())
     before = [tensor.clone() for tensor in asleep]
-    host._wake("books")
+    host.wake("books")
     assert all(tensor.is_cuda for tensor in asleep)
     assert all(torch.equal(old, new.cpu()) for old, new in zip(before, asleep, strict=True))
 

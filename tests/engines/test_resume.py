@@ -247,7 +247,7 @@ def test_a_signal_in_a_phase_ends_the_run_before_the_phase_ends_and_says_how_to_
         process.kill()
     folder = tmp_path / "here" / "out" / "seed-0"
     assert process.returncode == 130, output
-    assert f"Go on with: fedstill run --resume {folder}" in output
+    assert f"Go on with: fedstill run --resume {folder} --trust-code" in output
     assert not (folder / "summary.json").exists()
 
 

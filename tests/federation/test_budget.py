@@ -50,6 +50,9 @@ def test_rounds_outside_the_experiment_are_refused_without_any_limit(tmp_path: P
             budget.admit(round, call(round))
     with pytest.raises(Refusal, match=r"^a call of round 1 that holds one of another round\.$"):
         budget.admit(1, call(50))
+    for verb in (7, "", "turn\nround 1 of 3", "x" * 100):  # it is written into the site's log
+        with pytest.raises(Refusal, match=r"^a call without a verb\.$"):
+            budget.admit(1, encode(None, {"verb": verb, "round": 1}))
     with pytest.raises(Refusal, match=r"^unreadable message of 4 bytes"):
         budget.admit(1, b"none")
     assert budget.spent.rounds == 3  # neither the greeting nor the end is one

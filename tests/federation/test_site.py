@@ -22,8 +22,9 @@ from fedstill.federation.host import SiteHost
 from fedstill.federation.requests import Refusal, frame, unframe
 from fedstill.federation.site import DEATHS, Site
 from fedstill.federation.worker import Errand
-from fedstill.wire.encoding import encode
-from fedstill.wire.messages import BadMessage
+from fedstill.plan.plan import PRIVATE
+from fedstill.wire.encoding import decode, encode
+from fedstill.wire.messages import BadMessage, Done, Opinion
 from tests.federation.together import Caller, Together, two_shops, write_two_shops
 
 OWN = """
@@ -94,7 +95,6 @@ def test_limits_refuse_in_one_sentence_what_the_file_does_not_allow(together: Ma
     assert refusal() == ""
     assert refusal(limits={"rounds": 3}) == ""
     assert refusal(limits={"rounds": 2}) == "it takes part in 2 rounds at most, and the experiment has 3."
-    assert refusal(limits={"noise": True}).startswith("it requires noise on what leaves")
     assert refusal(limits={"parameters": False}) == ""
     assert refusal(limits={"experiments": ["0" * 12, stage.job.hash[:12]]}) == ""
     assert refusal(limits={"experiments": ["0" * 12]}) == (
@@ -336,3 +336,55 @@ def test_only_the_sites_own_user_can_read_what_it_keeps(together: Make) -> None:
     assert any(path.suffix == ".safetensors" for path in kept)
     assert {oct(path.stat().st_mode & 0o777) for path in kept if path.is_dir()} == {"0o700"}
     assert {oct(path.stat().st_mode & 0o777) for path in kept if path.is_file()} == {"0o600"}
+
+
+# Epsilon
+
+
+def test_an_epsilon_of_a_site_is_for_all_experiments_it_ever_answers(together: Make) -> None:
+    def private(seed: int, **privacy: Any) -> Together:
+        return together(seed=seed, privacy={"kind": "sgd", "steps": 3, "epsilon": 2} | privacy)
+
+    limits = {"epsilon": 3, "min_rows": 1}
+    assert Caller(together().site("garden", limits=limits)).refusal() == (
+        "its limits allow an epsilon of 3, and the experiment has no `privacy`."
+    )
+    assert Caller(private(1, delta=0.1).site("garden", limits=limits)).refusal() == (
+        "its limits allow a delta of 1e-05, not 0.1."
+    )
+    first, second = private(1), private(2)
+    second.folder = first.folder  # the same machine
+    site = first.site("garden", limits=limits)
+    assert Caller(site).refusal() == ""
+    answer = encode(Done(), {"round": 1})
+    site.budget.send(0, "hello", Slip(0, 0, 0).stick(answer))
+    assert Caller(second.site("garden", limits=limits)).refusal() == (
+        "its limits allow an epsilon of 3 in all experiments: 2 of it is spent, and this one has 2."
+    )
+    assert Caller(first.site("garden", limits=limits)).refusal() == ""  # it goes on with its own
+    site.budget.send(1, "turn", Slip(0, 0, 0).stick(answer))
+    assert Caller(first.site("garden", limits=limits)).refusal() == (
+        "it has forgotten the noise of its answers, and draws no other: submit another experiment."
+    )
+    (site.folder / PRIVATE).mkdir()
+    assert Caller(first.site("garden", limits=limits)).refusal() == ""
+
+
+def test_a_worker_that_died_repeats_its_noise(together: Make) -> None:
+    stage = together(algorithm="LogitAvg", privacy={"kind": "sgd", "steps": 4}, rounds=2)
+    made = [host(stage) for _ in range(2)]
+    raw = [Slip.take_off(one.answer(Request("call", "garden", 1, turn(1))))[0] for one in made]
+    said = [decode(one, {"Opinion": Opinion}).message for one in raw]
+    assert said[0].logits.equal(said[1].logits)
+    shutil.rmtree(made[0].folder / PRIVATE)
+    other = Slip.take_off(host(stage).answer(Request("call", "garden", 1, turn(1))))[0]
+    assert not decode(other, {"Opinion": Opinion}).message.logits.equal(said[0].logits)  # no seed gives it away
+
+
+def test_a_site_may_keep_its_scores_to_itself(together: Make) -> None:
+    stage = together()
+    for scores in (True, False):
+        plan = host(stage, scores=scores).plan
+        client = plan.make_client("garden", lambda event: None)
+        client.evaluate("trained")
+        assert bool(client.metrics) is scores

@@ -77,7 +77,7 @@ class AdaFD(Algorithm):
         return replace(own, beta=self.how.beta) if isinstance(own, ENWC) and own.beta is None else own
 
     def digest(self, me: Client, answer: Answer) -> None:
-        also = me.training_rows() if self.how.rehearsal else None
+        also = me.training_rows() if self.how.rehearsal and not me.is_private else None
         loss = distillation(self.client_loss, self.temperature)
         me.distill(answer.logits, loss, also=also, settings=self._settings(me.spec.distill))  # Eq. 5
 
@@ -100,6 +100,8 @@ class AdaFD(Algorithm):
     def _measured(self, me: Client, loss: float) -> tuple[float, float]:
         """The temperature of the client's opinions, and its loss, as they are compared with those of others."""
         scale, how = 1.0, self.how
+        if me.is_private:
+            return scale, loss
         if how.calibrate or how.loss == "validation":
             held_out = me.held_out()
             logits = me.predict(held_out).double()
@@ -169,6 +171,20 @@ class AdaFD(Algorithm):
         if self.per_sample:
             fine = by_certainty(fine, ups.column("logits").double())
         return fine
+
+    def leaks(self) -> str | None:
+        """A private client ignores what a reading does; what an experiment asks for is refused."""
+        reads_rows = {
+            "rehearsal": self.rehearsal,
+            "calibrate": self.calibrate,
+            "loss: validation": self.loss == "validation",
+            "loss_scale": self.loss_scale == "label_entropy",
+            "competence": self.competence,
+            "prior": self.prior,
+            self.weigher.title: self.weigher.wants_f1,
+        }
+        asked = [option for option, is_on in reads_rows.items() if is_on]
+        return f"reads private rows for `{asked[0]}`" if asked else None
 
     @property
     def title(self) -> str:

@@ -132,6 +132,10 @@ class Algorithm:
         """The optional fields of replies, as `Type.field`, that the server reads: a reply without them is refused."""
         return frozenset()
 
+    def leaks(self) -> str | None:
+        """What it does with private rows besides training on them, as a clause; None: nothing. `privacy` forbids it."""
+        return None
+
     def masked_weights(self) -> Weights:
         """How clients weigh, if the weighted sum of their replies is all that the server uses; raises if it is not."""
         raise FedstillError(f"{type(self).__name__} looks at single replies, and masks leave only their sum: {MASKED}.")

@@ -47,6 +47,9 @@ class Cronus(Algorithm):
             me.train()
         return Opinion(me.predict().softmax(-1))
 
+    def leaks(self) -> str | None:
+        return "learns private and public rows in one phase"
+
     def server(self, me: Server, ups: Replies[Opinion]) -> Answer:
         if ups.blending.is_chosen:
             return Answer(ups.mean("logits", "probabilities"))

@@ -50,6 +50,9 @@ class FD(Algorithm):
         me.train(loss=with_label_means(me, self.strength, _divergence))
         return label_means(me, me.predict(me.data.train).softmax(-1))
 
+    def leaks(self) -> str | None:
+        return "tells what a client's model says of its own rows, by label"
+
     def server(self, me: Server, ups: Replies[LabelMeans]) -> Mapping[str, Message]:
         means, seen = ups.column("means").double(), ups.column("counts") > 0
         answers: dict[str, Message] = {}

@@ -52,8 +52,9 @@ class FedAUX(FedAvg):
     needs a larger one. Optimiser, batch and schedule are those of `distill`.
 
     With `epsilon`, the regression's weights are sent through the Gaussian mechanism: the scores, and only they,
-    are (epsilon, delta)-differentially private for replacing one row. The proof holds for epsilon up to 1. The noise is
-    drawn from the experiment's seed, like all random numbers: a person who knows the seed can remove it.
+    are (epsilon, delta)-differentially private for replacing one row. The proof holds for epsilon up to 1. In a
+    simulation the noise is drawn from the experiment's seed; at a real site the operating system gives it, for nobody
+    to draw again.
     """
 
     weights: Weights = "uniform"
@@ -95,7 +96,7 @@ class FedAUX(FedAvg):
         negative, scored = self.divided(me)
         sides = torch.cat([torch.ones(len(own)), -torch.ones(len(negative))]).double()
         weights = separator(torch.cat([own, public[negative]]), sides, self.pull(len(sides)))
-        noise = me.generator("privacy").normal(scale=self.deviation(len(sides)), size=len(weights))
+        noise = me.noise("privacy").normal(scale=self.deviation(len(sides)), size=len(weights))
         weights = weights + torch.from_numpy(noise)
         scores = torch.zeros(len(public))
         scores[scored] = (public[scored] @ weights).sigmoid().clamp(min=self.floor).float()
@@ -121,6 +122,9 @@ class FedAUX(FedAvg):
             return 0.0
         sensitivity = 2 / (self.regularisation * rows)
         return math.sqrt(2 * math.log(1.25 / self.delta)) * sensitivity / self.epsilon
+
+    def leaks(self) -> str | None:
+        return "tells how much public samples are like private rows"
 
     def masked_weights(self) -> Weights:
         """Every model is asked by itself."""

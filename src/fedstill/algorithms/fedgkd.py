@@ -66,6 +66,9 @@ class FedGKD(Algorithm):
         me.train(loss=loss, passes=Passes(student=1, teacher=me.frozen_copy(mean)))
         return Parameters(me.parameters())
 
+    def leaks(self) -> str | None:
+        return "trains with a loss of its own"
+
     def server(self, me: Server, ups: Replies[Parameters]) -> GlobalModels:
         me.set_parameters(ups.average("parameters", ups.shares if self.weights == "size" else uniform(len(ups))))
         return self._answer(me)

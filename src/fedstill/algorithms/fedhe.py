@@ -46,6 +46,9 @@ class FedHe(Algorithm):
         me.train(loss=with_label_means(me, self.strength, mse))
         return label_means(me, me.predict(me.data.train))
 
+    def leaks(self) -> str | None:
+        return "tells what a client's model says of its own rows, by label"
+
     def server(self, me: Server, ups: Replies[LabelMeans]) -> LabelMeans:
         memory = me.memory.arrays
         for said in ups.values():

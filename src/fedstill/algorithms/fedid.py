@@ -184,6 +184,9 @@ class FedID(Algorithm):
         logits = phase.logits(batch, torch.arange(len(batch)))
         return me.label_loss()(logits, batch.labels.to(logits.device)).mean()
 
+    def leaks(self) -> str | None:
+        return "reads private rows for `rehearsal`" if self.rehearsal else None
+
     @property
     def title(self) -> str:
         """Says whether clients rehearse, and which reading it is."""

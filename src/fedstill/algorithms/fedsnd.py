@@ -99,6 +99,9 @@ class FedSND(Algorithm):
         truth = own(f1, labels) + own(f2, labels)
         return self.alpha * truth + self.beta * kl(f2, f1) + self.gamma * (kl(f3, f1) + kl(f3, f2))
 
+    def leaks(self) -> str | None:
+        return "trains with a loss of its own" if self.self_distillation else None
+
     def server(self, me: Server, ups: Replies[Parameters]) -> Parameters:
         models: Mapping[str, Mapping[str, Tensor]] = {name: up.parameters for name, up in ups.items()}
         if self.noise_distillation and len(models) > 1:

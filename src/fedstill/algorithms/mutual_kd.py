@@ -58,6 +58,9 @@ class MutualKD(Averaging, Algorithm):
     def start(self, fed: Federation) -> Student:
         return Student(whole=fed.server.parameters())
 
+    def leaks(self) -> str | None:
+        return "trains two models on private rows"
+
     def digest(self, me: Client, answer: Student) -> None:
         theta = changed(me.memory.mappings["theta"], answer.update) if answer.update else dict(answer.whole or {})
         me.memory.mappings["theta"] = theta  # the next update is relative to this, not to what training makes of it

@@ -21,7 +21,10 @@ from fedstill.results.runs import Run
 
 
 def tell_members(console: Console, folders: Sequence[Path]) -> None:
-    """What every client had alone and has now, over these runs; last, for each run, who is worse off and why."""
+    """What was spent of epsilon; what every client had alone and has now; for each run, who is worse off and why."""
+    for folder in folders:
+        if (line := Record(folder).privacy) is not None:
+            console.print(line, highlight=False, soft_wrap=True)
     records = [record for folder in folders if (record := Record(folder)).members]
     if not records:
         return

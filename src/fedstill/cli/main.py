@@ -21,7 +21,7 @@ from rich.table import Table
 from fedstill.cli.federation import app as federation
 from fedstill.cli.report import page_of, report, tell_rounds
 from fedstill.common.errors import FedstillError
-from fedstill.common.trust import trusting
+from fedstill.common.trust import trusting, trusts_all
 
 app = typer.Typer(
     help="Federated distillation for text: organisations teach each other without moving their data.",
@@ -314,6 +314,29 @@ def predict(
 
 
 @app.command()
+def audit(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished simulation that kept its models.")],
+    shadows: Annotated[int, typer.Option(min=0, max=256, help="Shadow models a client, for LiRA; 0: without it.")] = 16,
+    stand_in: Annotated[
+        str | None, typer.Option(help="The attacker's model; default: the server's if small, else bow.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Attack what the clients of a run send: who was a training row, which tokens, which shares of labels."""
+    from dataclasses import asdict
+
+    from fedstill.cli import audit as auditing
+
+    if shadows % 2:
+        raise FedstillError(f"--shadows {shadows}: half of the models are trained on a row, so give an even number.")
+    findings = auditing.run(run, errors if as_json else console, stand_in, shadows)
+    if as_json:
+        print(json.dumps(asdict(findings), indent=1))
+        return
+    auditing.tell(findings, console)
+
+
+@app.command()
 def show(
     what: Annotated[str, typer.Argument(help="corpora, models, algorithms, recipes or claims")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value, dotted, for --advise.")] = None,
@@ -424,6 +447,8 @@ def _saying_how_to_go_on(folder: Path, again: str) -> Iterator[None]:
     from fedstill.engines import ranks
     from fedstill.engines.runner import stopping_on_sigterm
 
+    if trusts_all() and "--resume" in again:
+        again = f"{again} --trust-code"
     try:
         with stopping_on_sigterm(for_good=True):
             yield

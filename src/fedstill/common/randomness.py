@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 
@@ -19,6 +22,32 @@ def key(seed: int, round: int, party: str, purpose: str) -> int:
 def generator(seed: int, round: int, party: str, purpose: str) -> np.random.Generator:
     """A numpy generator with that seed."""
     return np.random.default_rng(key(seed, round, party, purpose))
+
+
+class Noise(Protocol):
+    """Where noise comes from: one of numpy's generators in a simulation, the operating system at a real site."""
+
+    def normal(self, *, scale: float, size: Any) -> Any:
+        """Gaussian numbers around 0."""
+
+    def random(self, size: int) -> Any:
+        """Numbers from 0 to 1."""
+
+
+class SystemNoise:
+    """Random numbers from the operating system: no seed, so nobody can draw them again."""
+
+    def random(self, size: int) -> npt.NDArray[np.float64]:
+        """Numbers in (0, 1), in steps of 2^-53."""
+        bits = np.frombuffer(os.urandom(8 * size), np.uint64) >> np.uint64(11)
+        return (bits.astype(np.float64) + 0.5) * 2.0**-53
+
+    def normal(self, *, scale: float, size: Any) -> npt.NDArray[np.float64]:
+        """Gaussian numbers around 0, by Box and Muller's transform."""
+        many = int(np.prod(size))
+        lengths, angles = np.sqrt(-2 * np.log(self.random(many))), 2 * np.pi * self.random(many)
+        drawn: npt.NDArray[np.float64] = scale * (lengths * np.cos(angles)).reshape(size)
+        return drawn
 
 
 class Stream:

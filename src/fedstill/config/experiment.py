@@ -30,6 +30,7 @@ from fedstill.data.partition import PartitionSpec
 from fedstill.data.public import PublicSpec
 from fedstill.learning.fast import Fast
 from fedstill.learning.phases import PhaseSettings
+from fedstill.learning.private import PrivacySettings
 from fedstill.models import ModelSpec
 from fedstill.parties.party import PartySpec, TrainSettings
 from fedstill.wire import blends, codecs
@@ -164,6 +165,8 @@ class Experiment(Settings):
     max_share: MaxShare = "auto"
     """The most that one client may weigh, whatever it tells about its loss, size or label counts; auto: one half, or 3
     of K clients' shares if that is less; null: no limit, as in the papers."""
+    privacy: PrivacySettings | None = None
+    """What may become known of any one private row: {kind: head, epsilon: 3}; null: nothing is promised."""
     faults: list[Fault] = Field(default_factory=list)
     """Clients that lie or fail, in a simulation: [{kind: flip, share: 0.2}, ...]."""
 

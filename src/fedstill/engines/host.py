@@ -80,7 +80,7 @@ class Host:
         if name in self.closed:
             raise FedstillError(f"{name} has closed: `close` is the last verb that a client can run.")
         started = time.perf_counter()
-        client = self._wake(name)
+        client = self.wake(name)
         crossing = Crossing(
             self.plan.agreement, client, leaving=self.leaving, form_of=lambda _: form_of(client.kind.module)
         )
@@ -96,7 +96,7 @@ class Host:
             if verb == REVEAL and veil is not None:
                 message: Message | None = veil.reveal(parcel.message)
             else:
-                message = verb_of(self.algorithm, verb)(self.algorithm, client, parcel.message)
+                message = client.released(verb_of(self.algorithm, verb)(self.algorithm, client, parcel.message))
             done = time.perf_counter()
             metrics, client.metrics = client.metrics, []
             notes, client.notes = client.notes, []
@@ -142,7 +142,7 @@ class Host:
     def export(self, name: str) -> None:
         """Write a client's model and predictions into the record, if it ever learnt anything, and forget it."""
         if name in self.files or name in self.changed:
-            export(self._wake(name), self.plan.folder)
+            export(self.wake(name), self.plan.folder)
             del self.awake[name]
             self.changed.discard(name)
             self.files.pop(name, None)
@@ -183,7 +183,8 @@ class Host:
             if (file := self.before[name]) is not None:
                 self.files[name] = file
 
-    def _wake(self, name: str) -> Client:
+    def wake(self, name: str) -> Client:
+        """The client, in memory and on its device; made, or read from its file, if it was not."""
         if name not in self.awake:
             client = self.plan.make_client(name, self.tell)
             if name in self.files:

@@ -17,12 +17,14 @@ from fedstill.engines.seconds import Slip
 from fedstill.federation.files import Limits
 from fedstill.federation.job import Job
 from fedstill.federation.requests import Refusal
+from fedstill.learning.private import PrivacySettings
 from fedstill.wire import envelopes
 from fedstill.wire.encoding import outline
 from fedstill.wire.messages import BadMessage
 
 SENT = "sent.jsonl"
 """The file, in a site's `runs`; it outlives the states and logs beside it."""
+LONGEST_VERB = 60
 
 
 class Spent:
@@ -61,10 +63,14 @@ class Budget:
 
     def __init__(self, folder: Path, job: Job, limits: Limits) -> None:
         self.path, self.limits, self.rounds = folder / SENT, limits, int(job.experiment["rounds"])
-        self.about = {"experiment": job.id, "hash": job.hash, "rounds": self.rounds}
+        self.about: dict[str, Any] = {"experiment": job.id, "hash": job.hash, "rounds": self.rounds}
         self.spent = Spent()
+        self.others: dict[str, float] = {}
+        """The epsilon of every other experiment that was answered, by hash."""
         for line in read_sent(folder):
-            if line["hash"] == job.hash:
+            if line["hash"] != job.hash:
+                self.others[line["hash"]] = line.get("epsilon", 0.0)
+            else:
                 self.spent.add(line)
 
     def admit(self, round: int, call: bytes) -> str:
@@ -77,9 +83,12 @@ class Budget:
             raise Refusal(str(error)) from error
         if envelope.get("round") != round:
             raise Refusal(f"a call of round {round} that holds one of another round.")
+        verb = envelope.get("verb")
+        if not isinstance(verb, str) or not verb.isidentifier() or len(verb) > LONGEST_VERB:
+            raise Refusal("a call without a verb.")
         is_new = round not in self.spent.known  # else its answer may be a repetition
         self._refuse_more(1, is_new and self.spent.begins({"round": round, "rounds": self.rounds, "sha256": ""}))
-        return str(envelope.get("verb"))
+        return verb
 
     def send(self, round: int, verb: str, reply: bytes) -> None:
         """Write down an answer before it leaves; refuses one that does not fit."""
@@ -96,6 +105,27 @@ class Budget:
         self._refuse_more(len(reply), self.spent.begins(line))
         _append(self.path, line)
         self.spent.add(line)
+
+    def open(self, privacy: PrivacySettings | None, has_noise: bool) -> None:
+        """Refuse an experiment that may tell more about a row than the site allows in all experiments together.
+
+        `has_noise`: the noise of earlier answers is still there, to be used again.
+        """
+        most, before = self.limits.epsilon, sum(self.others.values())
+        if privacy is None:
+            if most is not None:
+                raise Refusal(f"its limits allow an epsilon of {most:g}, and the experiment has no `privacy`.")
+            return
+        if self.spent.rounds and not has_noise:
+            raise Refusal("it has forgotten the noise of its answers, and draws no other: submit another experiment.")
+        if most is not None and privacy.delta > self.limits.delta:
+            raise Refusal(f"its limits allow a delta of {self.limits.delta:g}, not {privacy.delta:g}.")
+        if most is not None and before + privacy.epsilon > most:
+            raise Refusal(
+                f"its limits allow an epsilon of {most:g} in all experiments: {before:g} of it is spent, and this one "
+                f"has {privacy.epsilon:g}."
+            )
+        self.about["epsilon"] = privacy.epsilon
 
     def _refuse_more(self, bytes: int, begins: bool) -> None:
         limits, spent = self.limits, self.spent

@@ -175,7 +175,7 @@ def site_plan(job: Job, name: str, site: SiteFile, public: PublicSet, folder: Pa
     )
     parts.check(len(corpus))
     plan = make_plan(experiment, corpus, parts, folder, {name: spec}, has_server=False, tokens=folder / TOKENS)
-    return replace(plan, tells_label_counts=site.label_counts)
+    return replace(plan, tells_label_counts=site.label_counts, tells_scores=site.scores)
 
 
 def sends_parameters(algorithm: Algorithm) -> bool:

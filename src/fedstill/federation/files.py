@@ -117,8 +117,10 @@ class Limits(Settings):
     """The most answers in one experiment; a round takes one or more."""
     bytes: Size | None = None
     """The most bytes that leave in one experiment."""
-    noise: bool = False
-    """Whether noise must be added to everything that leaves the site."""
+    epsilon: float | None = Field(None, gt=0)
+    """The most that all experiments together may spend of epsilon; those without `privacy` are then refused."""
+    delta: float = Field(1e-5, gt=0, lt=1)
+    """With `epsilon`: the largest delta of an experiment."""
     experiments: list[Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")]] | None = None
     """Hashes of allowed experiments (8 digits or more); others are refused. `submit` prints an experiment's hash."""
 
@@ -142,6 +144,8 @@ class SiteFile(Settings):
     threads: int | None = Field(None, ge=1)
     label_counts: bool = True
     """Whether the centre is told how many rows of each label there are."""
+    scores: bool = True
+    """Whether the centre is told how well the site's model does on the site's test rows."""
     own: dict[str, str] = Field(default_factory=dict)
     """The user-written algorithms and models that are allowed: class name -> `file.py:Class` on this machine."""
     limits: Limits = Limits()
@@ -161,6 +165,8 @@ class CentreFile(Settings):
     """How long a site may work on one call."""
     silence: Duration = 60.0
     """How long a site may be silent before the call fails."""
+    grace: Duration = 60.0
+    """How long a call waits for the other sites when as many have answered as the quorum needs."""
     failures: int = Field(3, ge=1)
     """After this many failures in a row a site is left out until it answers again."""
     own: dict[str, str] = Field(default_factory=dict)

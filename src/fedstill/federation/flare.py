@@ -30,10 +30,11 @@ from nvflare.private.fed.server import fed_server
 
 from fedstill.common.errors import FedstillError
 from fedstill.federation import centre, site
-from fedstill.federation.centre import Ended, Unreachable
+from fedstill.federation.centre import Ended
 from fedstill.federation.files import CentreFile, SiteFile
 from fedstill.federation.job import Job
 from fedstill.federation.kits import ADMIN
+from fedstill.federation.line import Unreachable
 from fedstill.federation.requests import frame
 from fedstill.federation.status import Status
 

@@ -9,18 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedstill.common import plugins
-from fedstill.common.errors import FedstillError
 from fedstill.common.events import Event, Step, Tell
 from fedstill.common.files import write_whole
-from fedstill.common.version import VERSION
 from fedstill.engines.hosting import Request
 from fedstill.federation.budget import Budget
-from fedstill.federation.data import PublicSet, rows_at_once, sends_parameters, site_public
+from fedstill.federation.consent import refuse_unwanted
+from fedstill.federation.data import PublicSet, site_public
 from fedstill.federation.files import SiteFile, to_values
 from fedstill.federation.job import Job
 from fedstill.federation.requests import LARGE, WAIT_S, Refusal, frame, unframe
 from fedstill.federation.worker import Died, Errand, Failed, Worker
+from fedstill.plan.plan import PRIVATE
 from fedstill.wire.messages import BadMessage
 
 SHOWN = ("phase", "done", "steps", "epochs")
@@ -35,6 +34,8 @@ class SiteTask:
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.round = 0
+        """Of a call."""
         self.done = threading.Event()
         self.is_superseded = False
         self.header: dict[str, Any] = {"state": "working"}
@@ -92,10 +93,14 @@ class Site:
             self._end_worker()
 
     def _begin(self, number: int, header: dict[str, Any], payload: bytes) -> None:
-        """Start a new request; if the one before is not done, the centre has given it up, and its worker is ended."""
+        """Start a new request; if the centre has given up the one before, the site does as if it had not been."""
         before, self.task = self.task, SiteTask(number)
         before.is_superseded = True
         if not before.done.is_set():
+            self._end_worker()
+        elif before.round and before.number in _numbers(header.get("given_up")):
+            self._log(f"round {before.round}: {GIVEN_UP}")
+            self._leave_out(before.round)
             self._end_worker()
         threading.Thread(target=self._work, args=(self.task, header, payload), daemon=True).start()
 
@@ -128,7 +133,8 @@ class Site:
     def _open(self, task: SiteTask, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         """Check that the experiment is allowed, and whether the public samples are here already."""
         self.is_open = False
-        refuse_unwanted(self.job, self.file, self.name)
+        experiment = refuse_unwanted(self.job, self.file, self.name)
+        self.budget.open(experiment.privacy, has_noise=(self.folder / PRIVATE).exists())
         own = site_public(self.file, self.job.samples)
         if own is not None:
             self._keep_public(own)
@@ -155,22 +161,26 @@ class Site:
         verb = self.budget.admit(round, payload)
         if round != self.round:
             self._log(f"round {round} of {self.budget.rounds}" if 0 < round <= self.budget.rounds else verb)
-        self.round = round
+        self.round = task.round = round
         try:
             reply = self._ask(task, Request("call", self.name, round, payload))
             self._count(round, verb, reply)
         except BaseException:
-            # A site that fails in a round does not take part in it: its earlier calls in the round do not count.
-            self.since = [(number, raw) for number, raw in self.since if number != round]
+            self._leave_out(round)
             raise
         self.since.append((round, payload))
         return {}, reply
+
+    def _leave_out(self, round: int) -> None:
+        """A site that fails in a round does not take part in it: its earlier calls in the round do not count."""
+        self.since = [(number, raw) for number, raw in self.since if number != round]
 
     def _count(self, round: int, verb: str, reply: bytes) -> None:
         try:
             self.budget.send(round, verb, reply)
         except BaseException:
-            self._end_worker()  # it has gone on as if the answer had left
+            with self.lock:
+                self._end_worker()  # it has gone on as if the answer had left
             raise
 
     def _save(self, task: SiteTask, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
@@ -254,36 +264,11 @@ class Site:
             out.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
 
+def _numbers(given_up: object) -> list[object]:
+    return given_up if isinstance(given_up, list) else []
+
+
 def keep_private(path: Path) -> None:
     """Let nobody but the site's own user read a folder and all that is in it, or a file."""
     for one in (path, *(path.rglob("*") if path.is_dir() else ())):
         one.chmod(0o700 if one.is_dir() else 0o600)
-
-
-def refuse_unwanted(job: Job, file: SiteFile, name: str) -> None:
-    """Refuse a job that the site's file does not allow; the message may be sent to the centre."""
-    limits = file.limits
-    if job.version != VERSION:
-        raise Refusal(f"it runs fedstill {VERSION}, and the centre {job.version}: install the same version.")
-    if name not in job.sites:
-        raise Refusal("it is not among the experiment's sites.")
-    if limits.experiments is not None and not any(job.hash.startswith(known) for known in limits.experiments):
-        raise Refusal(f"it has not accepted this experiment, whose hash is {job.hash[:16]}.")
-    plugins.allow_only(file.own)
-    try:
-        experiment = job.settled()
-        algorithm = experiment.method
-    except FedstillError as error:
-        if any(place.rpartition(":")[0] in str(error) for place in file.own.values()):
-            raise  # the message names a file of the site: it goes only to the site's log
-        # The message is about the job and contains nothing of the site's.
-        raise Refusal(f"it cannot run the experiment: {error}") from error
-    if limits.rounds is not None and experiment.rounds > limits.rounds:
-        raise Refusal(f"it takes part in {limits.rounds} rounds at most, and the experiment has {experiment.rounds}.")
-    if not limits.parameters and sends_parameters(algorithm):
-        raise Refusal(f"its limits do not allow parameters to leave, and {algorithm.title} sends them.")
-    rows = rows_at_once(job, experiment, name, file)
-    if rows is not None and rows < limits.min_rows:
-        raise Refusal(f"it trains on {limits.min_rows} rows at least (min_rows), and train.rows is {rows}.")
-    if limits.noise:
-        raise Refusal("it requires noise on what leaves, and this fedstill cannot add any yet.")

@@ -15,8 +15,9 @@ from fedstill.common.errors import FedstillError
 from fedstill.common.events import Begun, Event, Measured, Noted, RoundDone, Saving, SiteSaid
 from fedstill.common.files import write_whole
 from fedstill.common.units import size_text
-from fedstill.federation.centre import Ended, Lost, plain
+from fedstill.federation.centre import Ended, Lost
 from fedstill.federation.job import Job
+from fedstill.federation.line import plain
 from fedstill.learning.metrics import METRICS
 from fedstill.wire.messages import SERVER
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from fedstill.federation.operate import AdminLine, Centre, newest
 from fedstill.federation.status import doing, late, metric_title, points, read_status, round_line
 from fedstill.federation.submission import is_heard
 from fedstill.results.record import Record
+from fedstill.wire.encoding import MARK
 
 WORRY_DAYS = 30
 
@@ -117,9 +119,9 @@ def _totals(lines: list[dict[str, Any]], site: Path) -> Table:
 def _held(line: Mapping[str, Any]) -> str:
     """The fields of an answer; arrays of one mapping, or of one field's codec, are counted together."""
     held: Mapping[str, str] = line["held"]
-    many = Counter(name.partition("/")[0] for name in held)
-    alone = {name: kind for name, kind in held.items() if many[name.partition("/")[0]] == 1}
-    fields = [f"{name} {kind}" for name, kind in alone.items()]
+    fields_of = {name: re.split(f"[/{MARK}]", name)[0] for name in held}
+    many = Counter(fields_of.values())
+    fields = [f"{name} {kind}" for name, kind in held.items() if many[fields_of[name]] == 1]
     fields += [f"{name} ({count} arrays)" for name, count in many.items() if count > 1]
     return ", ".join(fields + [f"{name}: {line[name]}" for name in ("metrics", "notes") if line[name]])
 

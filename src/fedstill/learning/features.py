@@ -1,4 +1,4 @@
-"""Features: the input of a model's last linear layer, one vector per row."""
+"""Features of rows: the input of a model's last linear layer, or the mean of an encoder's last hidden states."""
 
 from __future__ import annotations
 
@@ -24,6 +24,30 @@ def last_linear(module: nn.Module) -> nn.Linear:
 def features(module: nn.Module, data: Examples, precision: Precision = "fp32") -> Tensor:
     """What enters the last linear layer, [N, D], in eval mode, in float32, on the CPU."""
     return predict(_Features(module), data, precision)
+
+
+def mean_states(module: nn.Module, data: Examples, precision: Precision = "fp32") -> Tensor:
+    """The mean of an encoder's last hidden states over a row's tokens, [N, D], in eval mode, on the CPU."""
+    if not hasattr(module, "set_attn_implementation"):
+        raise FedstillError(
+            f"{type(module).__name__} has no pretrained encoder whose states could be features: choose a transformer, "
+            "such as minilm."
+        )
+    return predict(_States(module), data, precision)
+
+
+class _States(nn.Module):
+    """A model that returns mean hidden states instead of logits."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.training = module.training
+
+    def forward(self, **batch: Tensor) -> Tensor:
+        states: Tensor = self.module(**batch, output_hidden_states=True).hidden_states[-1]
+        mask = batch["attention_mask"][:, :, None].to(states)
+        return (states * mask).sum(1) / mask.sum(1)
 
 
 class _Features(nn.Module):

@@ -6,12 +6,17 @@ from dataclasses import dataclass
 
 import torch
 
-from fedstill.data.examples import Labelled
+from fedstill.common.errors import FedstillError
+from fedstill.data.examples import Examples, Labelled
 from fedstill.data.likeness import unlikeness
 from fedstill.data.tokens import TokenStore
+from fedstill.learning.losses import Loss
 from fedstill.learning.metrics import scores
+from fedstill.learning.phases import EpochLosses, Passes
 from fedstill.models import Model
-from fedstill.parties.party import Party
+from fedstill.parties.party import Party, TrainSettings
+from fedstill.parties.private import Privacy, Sealed
+from fedstill.wire.messages import Message
 
 
 @dataclass
@@ -22,6 +27,13 @@ class Client(Party):
     sample: Model | None = None
     """A model of the same architecture without weights, which is enough to say hello."""
     tells_label_counts: bool = True
+    privacy: Privacy | None = None
+    """What may become known of its rows; None: nothing is promised."""
+
+    @property
+    def is_private(self) -> bool:
+        """Whether a budget says what may become known of its rows."""
+        return self.privacy is not None
 
     @property
     def kind(self) -> Model:
@@ -40,9 +52,28 @@ class Client(Party):
     def unlike_public(self) -> float | None:
         """How well words alone tell its rows from the public ones, 0.5 to 1; None without enough texts of both."""
         store = self.data.public.store
-        if not isinstance(store, TokenStore):
+        if not isinstance(store, TokenStore) or self.is_private:
             return None
         return unlikeness(store, self.data.train.rows, self.data.public.rows)
+
+    def train(
+        self,
+        data: Examples | None = None,
+        loss: Loss | None = None,
+        passes: Passes | None = None,
+        settings: TrainSettings | None = None,
+    ) -> EpochLosses:
+        """As any party; from private rows that are sealed, with noise and within the budget."""
+        rows = self.data.train if data is None else data
+        if self.privacy is None or not isinstance(rows, Sealed):
+            return super().train(data, loss, passes, settings)
+        if loss is not None or passes is not None:
+            raise FedstillError("the method trains with a loss of its own, which `privacy` cannot cover with noise.")
+        return self.privacy.train(self, rows.unsealed)
+
+    def released(self, message: Message | None) -> Message | None:
+        """A message as it may leave."""
+        return message if self.privacy is None else self.privacy.released(self, message)
 
     def held_out(self) -> Labelled:
         """Its own validation rows, or its training rows if it has none."""

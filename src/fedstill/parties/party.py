@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import Step, Tell, tell_nobody
-from fedstill.common.randomness import generator, key
+from fedstill.common.randomness import Noise, SystemNoise, generator, key
 from fedstill.data.corpus import Ints
 from fedstill.data.examples import NO_ROWS, Examples, Labelled
 from fedstill.learning.losses import Loss, joint, task_ce
@@ -82,6 +82,8 @@ class Surroundings:
     precision: Precision
     tell: Tell = tell_nobody
     """Reports progress; does not influence the results."""
+    is_real: bool = False
+    """Whether the rows are an organisation's own, not those of a simulation: then no seed may give noise away."""
 
 
 def _makes_nothing(spec: ModelSpec, name: str) -> Model:
@@ -153,6 +155,10 @@ class Party:
     def generator(self, purpose: str) -> np.random.Generator:
         """Random numbers for one purpose of this party in this round."""
         return generator(self.around.seed, self.round, self.name, purpose)
+
+    def noise(self, purpose: str) -> Noise:
+        """Noise for one purpose: at a real site from the operating system, for nobody to draw again."""
+        return SystemNoise() if self.around.is_real else self.generator(purpose)
 
     def observe(self, what: str, values: Mapping[str, float]) -> None:
         """Put numbers of the method itself into the record: weights, a learnt beta."""

@@ -8,7 +8,11 @@ from importlib.util import find_spec
 from fedstill.algorithms.base import Algorithm
 from fedstill.common.errors import FedstillError
 from fedstill.common.words import listed
+from fedstill.config.experiment import Experiment
+from fedstill.parties.party import PartySpec
 from fedstill.parties.server import Server
+from fedstill.plan.agreement import owed
+from fedstill.wire.messages import Done, Opinion, Scores
 
 KNOWN_NEEDS = {"public", "labelled", "label_counts", "parameters", "pooled", "openai"}
 
@@ -28,6 +32,32 @@ def check_chat(algorithm: Algorithm) -> None:
     """Refuse a method whose server talks to a language model if the package for that is not installed."""
     if "openai" in algorithm.requires() and find_spec("openai") is None:
         raise FedstillError(f'{algorithm.title} talks to a language model: run `pip install "fedstill[llm]"` first.')
+
+
+def check_privacy(experiment: Experiment, clients: Mapping[str, PartySpec], public: int) -> None:
+    """Refuse what would tell more about private rows than the experiment's `privacy` counts."""
+    settings, method = experiment.privacy, experiment.method
+    if settings is None:
+        return
+    if find_spec("opacus") is None:
+        raise FedstillError('privacy: epsilon is counted by Opacus: run `pip install "fedstill[privacy]"` first.')
+    clause = method.leaks() if settings.is_learning else None
+    if "label_counts" in method.requires():
+        clause = "needs the clients' label counts"
+    elif "pooled" in method.requires():
+        clause = "pools all rows"
+    elif not settings.is_learning and not issubclass(owed(method, "turn")[0], Opinion | Scores | Done):
+        clause = f"sends more than opinions, which is all that {settings.kind} cover"
+    elif any(spec.train.class_weights == "balanced" for spec in clients.values()):
+        clause = "weighs classes by their numbers of rows (train.class_weights)"
+    elif any(spec.train.rows is not None for spec in clients.values()):
+        clause = "draws some rows for every round (train.rows)"
+    if clause is not None:
+        raise FedstillError(f"privacy: {method.title} {clause}, which epsilon does not count; leave out one of them.")
+    if settings.kind == "head" and not public:
+        raise FedstillError(
+            "privacy: a private head teaches the model on public samples: set partition.public above 0."
+        )
 
 
 def same_architecture(algorithm: Algorithm, server: Server, architectures: Mapping[str, str]) -> None:

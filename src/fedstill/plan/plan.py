@@ -14,6 +14,7 @@ import torch
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import Tell
+from fedstill.common.files import file_name
 from fedstill.common.randomness import key
 from fedstill.config.experiment import Experiment
 from fedstill.data.corpus import Ints
@@ -27,12 +28,16 @@ from fedstill.models import Model, ModelSpec, build
 from fedstill.models.build import Shape
 from fedstill.models.text_to_text import TextToText
 from fedstill.parties.client import Client
-from fedstill.parties.evaluation import Evaluation
+from fedstill.parties.evaluation import NOT_MEASURED, Evaluation
 from fedstill.parties.party import Party, PartyData, PartySpec, Surroundings
+from fedstill.parties.private import Privacy, Sealed
 from fedstill.parties.server import Server
 from fedstill.plan.agreement import agree
 from fedstill.wire.crossing import Agreement
 from fedstill.wire.messages import SERVER
+
+PRIVATE = "private"
+"""The folder of a real site's job that keeps what has noise."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,8 @@ class Plan:
     corpus_fingerprint: str
     tells_label_counts: bool = True
     """Whether the clients here say how many rows of each label they have."""
+    tells_scores: bool = True
+    """Whether they say how well they do on their test rows."""
 
     def __getstate__(self) -> dict[str, Any]:
         """What is sent to a worker process: the fields, and nothing that was computed from them."""
@@ -111,11 +118,20 @@ class Plan:
         splits = {f"test/{name}": splits[f"test/{name}"]}
         if self.experiment.client_tests == "pooled":
             splits["test"] = np.arange(len(tests))
+        privacy = self._privacy(name)
+        train, validation = (
+            Sealed(rows) if privacy is not None and privacy.settings.is_learning else rows
+            for rows in (
+                self._labelled(store, part[name]) for part in (self.partition.train, self.partition.validation)
+            )
+        )
         data = PartyData(
             public=Examples(store, self.partition.public),
-            train=self._labelled(store, self.partition.train[name]),
-            validation=self._labelled(store, self.partition.validation[name]),
-            evaluation=Evaluation(self._labelled(store, tests), splits, label_tasks=sample.label_tasks),
+            train=train,
+            validation=validation,
+            evaluation=Evaluation(self._labelled(store, tests), splits, label_tasks=sample.label_tasks)
+            if self.tells_scores
+            else NOT_MEASURED,
             labelled=Examples(store, self.partition.labelled),
         )
         return Client(
@@ -127,8 +143,22 @@ class Plan:
             partial(self._second_model, name, sample),
             public_fingerprint=self.public_fingerprint,
             sample=sample,
-            tells_label_counts=self.tells_label_counts,
+            tells_label_counts=self.tells_label_counts and privacy is None,
+            privacy=privacy,
         )
+
+    def _privacy(self, client: str) -> Privacy | None:
+        settings, rounds = self.experiment.privacy, self.experiment.rounds
+        if settings is None:
+            return None
+        opinions = rounds * (len(self.partition.public) + len(self.partition.labelled))
+        folder = self.folder / PRIVATE / file_name(client) if self.is_real else None
+        return Privacy(settings, rounds, opinions, folder)
+
+    @property
+    def is_real(self) -> bool:
+        """Whether this is a machine of a federation, and no simulation."""
+        return self.experiment.engine == "flare"
 
     def make_server(self, tell: Tell) -> Server:
         """The server in its initial state; its model is built when a method first uses it."""
@@ -184,7 +214,9 @@ class Plan:
 
     def _around(self, tell: Tell) -> Surroundings:
         device = choose_device(self.experiment.device)
-        return Surroundings(self.experiment.seed, device, choose_precision(self.experiment.precision, device), tell)
+        return Surroundings(
+            self.experiment.seed, device, choose_precision(self.experiment.precision, device), tell, self.is_real
+        )
 
     def _second_model(self, client: str, first: Model, spec: ModelSpec, name: str) -> Model:
         """A further model for a client, which must have the tokenizer of the client's own model."""

@@ -20,7 +20,7 @@ from fedstill.data.public import with_public
 from fedstill.data.tokens import store_tokens
 from fedstill.models.build import party_tokenizer
 from fedstill.parties.party import PartySpec
-from fedstill.plan.needs import check_chat, check_needs
+from fedstill.plan.needs import check_chat, check_needs, check_privacy
 from fedstill.plan.plan import Plan, default_workers
 from fedstill.wire.masks import check_installed
 from fedstill.wire.messages import SERVER
@@ -75,6 +75,7 @@ def make_plan(
     parties = {SERVER: server, **clients} if has_server else clients
     if corpus.label_tasks is None and any(spec.train.heads == "task" for spec in parties.values()):
         raise FedstillError(f"train.heads: {corpus.name} has one task only; leave out `heads: task`.")
+    check_privacy(experiment, clients, len(parts.public))
     default = default_tokenizer(experiment)
     fingerprint = corpus.fingerprint()
     return Plan(

@@ -18,6 +18,7 @@ from fedstill.common.version import VERSION
 from fedstill.models import Model, load
 from fedstill.plan.plan import Plan
 from fedstill.results.members import Member, causes, members, verdict
+from fedstill.results.privacy import in_words, spent
 from fedstill.wire.ledger import condensed
 from fedstill.wire.messages import SERVER, STAGES
 
@@ -81,6 +82,11 @@ class Record:
     def verdict(self) -> str | None:
         """Whether the clients are better off than alone; if not, who is not, and why."""
         return self.summary.get("verdict")
+
+    @property
+    def privacy(self) -> str | None:
+        """What the clients have spent of their epsilon, in a sentence; None if nothing was promised."""
+        return None if (spent := self.summary.get("epsilon")) is None else in_words(spent)
 
     def f1(self, party: str = SERVER, split: str = "test") -> float:
         """Weighted F1 of a party after the last round."""
@@ -149,6 +155,7 @@ def write_summary(
         "cautions": record.cautions,
         "best_on_validation": _best_on_validation(measured, plan.metrics[0]),
         "notes": [f"{note} ({times}x)" if times > 1 else note for note, times in Counter(record.notes).items()],
+        "epsilon": spent(plan, record.metrics),
         "bytes": crossed,
         "wire": condensed(record.ledger),
         "seconds": round(seconds, 2),
