@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from fedstill.cli.gains import tell_methods
 from fedstill.cli.main import main
 from fedstill.cli.report import page_of, sparkline, tell_rounds
+from fedstill.results.runs import load_runs
 from tests.results.conftest import write_run
 
 pytest.importorskip("jinja2", reason="the packages of report pages are absent")
@@ -89,3 +91,15 @@ def test_scores_by_round_are_a_row_of_bars(tmp_path: Path, console: Console) -> 
     plain = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="ascii"), record=True)
     tell_rounds(plain, [folder])
     assert plain.export_text() == ""
+
+
+def test_methods_are_compared_by_what_their_clients_gained(tmp_path: Path, console: Console) -> None:
+    gained = [
+        {"name": name, "model": "bow", "own": {"alone": alone, "after": 0.5}, "every": None}
+        for name, alone in (("companies", 0.3), ("sports", 0.6))
+    ]
+    write_run(tmp_path, "AdaFD", members=gained)
+    write_run(tmp_path, "Local")
+    tell_methods(console, load_runs([tmp_path]))
+    (row,) = [line.split() for line in console.export_text().splitlines() if "AdaFD" in line]
+    assert row == ["AdaFD", "45.0", "50.0", "+5.0", "1", "of", "2"]

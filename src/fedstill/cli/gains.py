@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
+from fedstill.cli.report import has_bars, sparkline
 from fedstill.learning.metrics import METRICS
-from fedstill.results.members import table
+from fedstill.results.compare import by_method
+from fedstill.results.members import Member, table
 from fedstill.results.record import Record
+from fedstill.results.report.series import mean_of, score_by_round
+from fedstill.results.runs import Run
 
 
 def tell_members(console: Console, folders: Sequence[Path]) -> None:
@@ -32,3 +40,29 @@ def tell_members(console: Console, folders: Sequence[Path]) -> None:
         seed = f"seed {record.summary['seed']}: " if len(records) > 1 else ""
         style = "yellow" if any(member.is_worse_off for member in record.members) else None
         console.print(f"{seed}{record.verdict}", style=style, highlight=False, soft_wrap=True, markup=False)
+
+
+def tell_methods(console: Console, runs: Sequence[Run]) -> None:
+    """A row for each method: its score by round, and what its clients had alone, have now and gained."""
+    shown = Table(box=box.SIMPLE_HEAD, title="\nWhat clients gained, by method", title_justify="left", show_edge=False)
+    for column in ("method", "by round", "alone", "after", "gain", "worse off"):
+        shown.add_column(column, justify="left" if column in ("method", "by round") else "right", overflow="fold")
+    for method, group in by_method(runs).items():
+        scores = mean_of(score_by_round(run) for run in group).values()
+        members = [member for run in group for member in Record(run.folder).members]
+        bars = sparkline(list(scores)) if scores and has_bars(console) else ""
+        if bars or members:
+            shown.add_row(Text(method), bars, *_gained(members))
+    if shown.row_count:
+        console.print(shown)
+        console.print("Means over clients and seeds, on each client's own test rows where it has any.", style="dim")
+
+
+def _gained(members: Sequence[Member]) -> tuple[str, ...]:
+    scores = [member.score for member in members if member.score is not None]
+    if not scores:
+        return ("–",) * 4
+    means = (100 * fmean(getattr(score, what) for score in scores) for what in ("alone", "after"))
+    gain = 100 * fmean(score.gain for score in scores)
+    worse = sum(member.is_worse_off for member in members)
+    return (*(f"{mean:.1f}" for mean in means), f"{gain:+.1f}", f"{worse} of {len(scores)}")

@@ -269,6 +269,7 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Compare finished runs: F1, whether differences are significant, bytes and seconds."""
+    from fedstill.cli.gains import tell_methods
     from fedstill.results.compare import compare as compare_runs
     from fedstill.results.compare import load_runs, to_dict
     from fedstill.results.table import render
@@ -279,6 +280,7 @@ def compare(
         print(json.dumps(to_dict(comparison), indent=1))
         return
     console.print(render(comparison, console.width))
+    tell_methods(console, loaded)
     console.print(f"As a page: fedstill report {' '.join(map(str, runs))}", soft_wrap=True, markup=False)
 
 

@@ -49,7 +49,7 @@ def tell_rounds(console: Console, folders: Sequence[Path]) -> None:
     from fedstill.results.report.series import score_by_round
     from fedstill.results.runs import load_runs
 
-    if not (console.encoding or "").lower().startswith("utf"):
+    if not has_bars(console):
         return
     for run in load_runs(folders):
         scores = [100 * value for value in score_by_round(run).values()]
@@ -57,6 +57,11 @@ def tell_rounds(console: Console, folders: Sequence[Path]) -> None:
             seed = f", seed {run.seed}" if len(folders) > 1 else ""
             said = f"{METRICS[run.metric].title} by round{seed}: {scores[0]:.1f} {sparkline(scores)} {scores[-1]:.1f}"
             console.print(said, highlight=False, soft_wrap=True, markup=False)
+
+
+def has_bars(console: Console) -> bool:
+    """Whether what is printed can hold the characters of bars."""
+    return (console.encoding or "").lower().startswith("utf")
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -45,14 +45,16 @@ def test_reliability_compares_how_sure_with_how_right():
     assert reliability([stored([0, 1, 0, 1])]) == []
 
 
-def test_disagreements_are_about_own_rows_and_the_surest_come_first():
+def test_minds_that_changed_come_first_then_the_surest_disagreements_about_own_rows():
     texts = [f"text {number}" for number in range(10)]
     server = stored([0, 0, 0, 0], [0.6, 0.9, 0.9, 0.9])
     client = stored([0, 1, 1, 1], [0.9, 0.5, 0.8, 0.9])
-    alone = {"ours": stored([0, 0, 1, 1])}
-    found = disagreements(server, {"ours": client}, alone, {"ours": np.array([3, 5, 8])}, texts, ("no", "yes"))
+    own = {"ours": np.array([3, 5, 8])}
+    found = disagreements(server, {"ours": client}, {}, own, texts, ("no", "yes"))
     assert [one.text for one in found] == ["text 8", "text 5"]
-    assert (found[1].label, found[1].client_says, found[1].server_says, found[1].alone) == ("yes", "yes", "no", "no")
+    found = disagreements(server, {"ours": client}, {"ours": stored([1, 1, 1, 0])}, own, texts, ("no", "yes"))
+    assert [one.text for one in found] == ["text 3", "text 8", "text 5"]
+    assert (found[0].label, found[0].client_says, found[0].server_says, found[0].alone) == ("no", "no", "no", "yes")
 
 
 def test_at_most_twenty_texts_are_shown_and_long_ones_are_cut():
@@ -62,3 +64,6 @@ def test_at_most_twenty_texts_are_shown_and_long_ones_are_cut():
     found = disagreements(server, {"ours": client}, {}, {}, ["x" * 1000] * 30, ("no", "yes"))
     assert len(found) == 20
     assert {len(one.text) for one in found} == {401}
+    alone = {"ours": Answers(rows, zeros, (rows < 15).astype(np.int64), None)}
+    found = disagreements(server, {"ours": client}, alone, {}, ["x"] * 30, ("no", "yes"))
+    assert [one.alone for one in found] == ["no"] * 10 + ["yes"] * 10

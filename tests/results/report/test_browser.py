@@ -50,6 +50,8 @@ def test_the_page_of_a_run_is_drawn_light_dark_narrow_and_on_paper(browser: Brow
     browser.resize(390, 844, is_mobile=True)
     browser.wait(NARROW)
     assert browser.run(WIDE) == 0
+    picture = "Plotly.toImage(document.querySelector('.chart'), {format: 'png'})"
+    assert browser.run(picture).startswith("data:image/png")
     browser.paper(pages / "one.pdf")
     assert (pages / "one.pdf").read_bytes().startswith(b"%PDF")
     browser.resize(1200, 900)

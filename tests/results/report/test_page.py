@@ -159,6 +159,14 @@ def test_five_blocks_are_enough_for_a_critical_difference(tmp_path: Path) -> Non
     assert "Mean ranks over 6 blocks" in Page(page(load_runs([tmp_path]))).text
 
 
+def test_seeds_of_one_method_have_a_board_without_letters(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path, "AdaFD", seed)
+    found = Page(page(load_runs([tmp_path]))).text
+    assert "Leaderboard: " in found
+    assert "letter" not in found
+
+
 def test_figures_hold_only_what_json_can() -> None:
     given = {"y": [1.23456789, float("nan"), float("inf")], "name": "a<b&c", "hovertemplate": "%{y}<extra></extra>"}
     assert plain(given) == {"y": [1.23457, None, None], "name": "a&lt;b&amp;c", "hovertemplate": "%{y}<extra></extra>"}

@@ -1,4 +1,4 @@
-"""What models answered on the pooled test: confusion, reliability, and texts on which two of them disagree."""
+"""What models answered on the pooled test: confusion, reliability, and texts on which they disagree."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A text on which a client and the server disagree; `alone` is what the client said when it learnt from nobody."""
+    """What a client and the server say of a text; `alone` is what the client said when it learnt from nobody."""
 
     text: str
     label: str
@@ -99,32 +99,31 @@ def disagreements(
     texts: Sequence[str],
     labels: Sequence[str],
 ) -> list[Disagreement]:
-    """Texts on which a client and the server are surest of different labels; `own` has every client's test rows.
+    """Texts on which a client changed its mind, then those on which it and the server disagree; the surest first.
 
-    A client is asked about its own rows where it has any among the pooled test, otherwise about all.
+    A client is asked about its own rows (`own`) where it has any among the pooled test, otherwise about all.
     """
     found = []
     for name, client in clients.items():
         if not np.array_equal(client.rows, server.rows):
             continue
+        before = alone.get(name)
+        if before is not None and not np.array_equal(before.rows, client.rows):
+            before = None
         mine = np.isin(client.rows, own[name]) if name in own else np.ones(len(client.rows), bool)
-        both = sum((one.sure for one in (client, server) if one.sure is not None), np.zeros(len(client.rows)))
-        other = alone.get(name)
-        is_same = other is not None and np.array_equal(other.rows, client.rows)
-        for place in np.flatnonzero(mine & (client.predicted != server.predicted)):
+        changed = client.predicted != (client if before is None else before).predicted
+        sure = sum((one.sure for one in (client, server) if one.sure is not None), np.zeros(len(client.rows)))
+        for place in np.flatnonzero(mine & (changed | (client.predicted != server.predicted))):
             text = texts[client.rows[place]]
-            found.append(
-                (
-                    -float(both[place]),
-                    int(client.rows[place]),
-                    Disagreement(
-                        text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…",
-                        labels[client.labels[place]],
-                        name,
-                        labels[client.predicted[place]],
-                        labels[server.predicted[place]],
-                        labels[other.predicted[place]] if is_same and other is not None else None,
-                    ),
-                )
+            one = Disagreement(
+                text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…",
+                labels[client.labels[place]],
+                name,
+                labels[client.predicted[place]],
+                labels[server.predicted[place]],
+                None if before is None else labels[before.predicted[place]],
             )
-    return [one for _, _, one in sorted(found, key=lambda item: item[:2])[:MOST_TEXTS]]
+            found.append((not changed[place], -float(sure[place]), int(client.rows[place]), one))
+    found.sort(key=lambda item: item[:3])
+    minds = [one for is_same, *_, one in found if not is_same][: MOST_TEXTS // 2]
+    return [*minds, *(one for is_same, *_, one in found if is_same)][:MOST_TEXTS]

@@ -70,6 +70,8 @@ def _board(group: Sequence[RunSeries]) -> Board:
 def _letters(methods: Mapping[str, Sequence[Run]]) -> tuple[dict[str, str], str]:
     """Letters by method, the best first; and how they were found. No letters if some pair cannot be tested."""
     pairs = list(combinations(methods, 2))
+    if not pairs:
+        return {}, ""
     values, has_seeds = [], []
     for one, other in pairs:
         found, _ = difference(methods[one], methods[other], RESAMPLES)

@@ -99,7 +99,7 @@
     const isNumber = rows.some((row) => typeof valueOf(row, heading.cellIndex) === "number");
     const first = isNumber ? "descending" : "ascending";
     const second = isNumber ? "ascending" : "descending";
-    const way = heading.ariaSort === first ? second : first;
+    const way = heading.getAttribute("aria-sort") === first ? second : first;
     for (const other of table.querySelectorAll("th[aria-sort]")) other.removeAttribute("aria-sort");
     heading.setAttribute("aria-sort", way);
     rows.sort((one, other) => {
