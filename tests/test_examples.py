@@ -158,6 +158,8 @@ def test_the_readmes_commands_do_what_it_says(
     assert {str(path) for path in Path("runs").glob("*/*")} == {
         *(f"runs/{name}/seed-{seed}" for name in ("shops", "alone") for seed in range(3)),
         "runs/confident/seed-0",
+        "runs/shops/report.html",  # a page for all seeds
+        "runs/alone/report.html",
     }
     assert "AdaFD w/ ENWC" in printed["compare"]
     assert "Local" in printed["compare"]

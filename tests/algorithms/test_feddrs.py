@@ -533,6 +533,7 @@ def test_a_client_so_small_that_it_starves_the_others_is_told_of(texts, server_o
     assert sum(f"trains on {smallest} rows at most" in note for note in me.notes) == notes
 
 
+@pytest.mark.slow
 def test_two_workers_and_interruptions_give_the_same_bytes(texts, tmp_path):
     options = {"rounds": 3, "participation": 0.67}
     whole = fedstill.run(texts(**options), tmp_path / "whole")

@@ -336,6 +336,7 @@ def three_rounds(digits):
     return lambda **changes: digits(rounds=3, participation=0.67, **changes)
 
 
+@pytest.mark.slow
 def test_two_workers_and_interruptions_give_the_same_bytes(three_rounds, tmp_path):
     whole = content(fedstill.run(three_rounds(), tmp_path / "whole").folder)
     assert content(fedstill.run(three_rounds(workers=2), tmp_path / "two").folder) == whole

@@ -41,7 +41,7 @@ def quick(names, few):
     return [name if name in few else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-@pytest.mark.parametrize("method", quick(METHODS, ("FedAvg", "FedHe", "CFD", "FedMD", "Cronus", "FedID w/ rehearsal")))
+@pytest.mark.parametrize("method", quick(METHODS, ("FedAvg", "CFD", "FedID w/ rehearsal")))
 def test_two_workers_give_the_same_bytes(experiment, whole, tmp_path, method):
     two = fedstill.run(experiment(**METHODS[method], workers=2), tmp_path / "run")
     assert content(two.folder) == whole(method)

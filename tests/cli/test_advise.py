@@ -60,9 +60,9 @@ def test_wishes_are_options(here: Path, capsys: pytest.CaptureFixture[str]) -> N
     models = ("clients=bow", "server=bow")
     assert fedstill("show", "algorithms", "--advise", "shops.yaml", *models, "--untrusted") == 0
     printed = capsys.readouterr().out
-    assert "1. algorithm=Cronus: " in printed
-    assert "2. 'algorithm={name: Cronus, mean: median}': " in printed
-    assert "but a client that lies moves their results: AdaFD, " in printed
+    assert "1. algorithm=AdaFD: the default `blend` leaves out" in printed
+    assert "3. algorithm=Cronus: " in printed
+    assert "(set blend=median where parameters are averaged): CFD, " in printed
     assert (
         fedstill("show", "algorithms", "--advise", "shops.yaml", *models, "--bytes", "2KB", "--predictions-only") == 0
     )

@@ -44,6 +44,8 @@ def test_the_last_line_ends_with_the_gain_and_a_second_demo_runs_again(tiny: Non
     shown = console.export_text()
     assert shown.rstrip().endswith(f"{gain:+.1f} points")
     assert "Centralized is an upper bound" in shown
+    assert f"Page: {tmp_path / 'runs' / 'report.html'}" in shown.replace("\n", "")
+    assert (tmp_path / "runs" / "report.html").read_bytes().startswith(b"<!DOCTYPE html>")
     before = (tmp_path / "runs/demo-adafd/seed-0/summary.json").stat().st_mtime_ns
     assert demo.demo(console, tmp_path / "runs") == gain
     assert (tmp_path / "runs/demo-adafd/seed-0/summary.json").stat().st_mtime_ns > before

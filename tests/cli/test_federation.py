@@ -24,7 +24,8 @@ from fedstill.federation.submission import _back, make_job, write_job
 from tests.cli.test_cli import fedstill
 from tests.federation.stage import three_shops, until
 
-COMMANDS = ["init", "serve", "submit", "status", "stop", "fetch", "join", "leave", "rehearse"]
+COMMANDS = ["init", "serve", "submit", "status", "stop", "fetch", "join", "sent", "leave", "rehearse"]
+FEW = "corpus: {path: rows.jsonl}\nlimits: {min_rows: 32}\n"
 
 
 @pytest.fixture
@@ -121,8 +122,9 @@ def test_serve_checks_files_and_ports_before_it_starts(here: Path, capsys: pytes
         ("corpus: {path: rows.jsonl, label: mood}\n", "mood"),
         ("corpus: {path: rows.jsonl}\ntest: 1.5\n", "site.yaml:2: test: input should be less than 1"),
         ("corpus: {path: rows.jsonl}\nlimits: {experiments: [xyz]}\n", "limits.experiments"),
-        ("corpus: {path: rows.jsonl}\nmodel: bert-tinny\n", "bert-tinny"),
-        ("corpus: {path: rows.jsonl}\n", "the centre does not answer at localhost:"),
+        ("corpus: {path: rows.jsonl}\n", "32 rows are left to train on, and limits.min_rows is 50"),
+        (f"{FEW}model: bert-tinny\n", "bert-tinny"),
+        (FEW, "the centre does not answer at localhost:"),
     ],
 )
 def test_join_says_what_is_wrong_before_it_takes_part(
@@ -141,6 +143,59 @@ def test_join_wants_a_sites_own_kit(here: Path, capsys: pytest.CaptureFixture[st
     assert "federation/centre is the centre's kit, not a site's" in capsys.readouterr().err
     assert fedstill("federation", "leave", "federation/sites/toys") == 0
     assert "it was not taking part" in capsys.readouterr().out
+
+
+def test_leave_says_what_stays_and_forget_removes_it_but_not_the_list_of_what_left(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fedstill("federation", "init", "hospitals.yaml") == 0
+    kit = here / "federation" / "sites" / "toys"
+    before = {path for path in kit.rglob("*") if path.is_file()}
+    job = kit / "runs" / "wards-0123456789ab"
+    line = {"time": "2026-01-01", "experiment": job.name, "hash": "0", "rounds": 2, "round": 1, "verb": "turn"}
+    line |= {
+        "message": "Opinion",
+        "bytes": 1500,
+        "held": {"logits": "F32 [9, 2]"},
+        "metrics": 1,
+        "notes": 0,
+        "sha256": "1",
+    }
+    left_there = {
+        job / "tokens" / "x" / "ids.npy": "private",
+        job / "checkpoint" / "round-00001.json": "{}",
+        job / "public.bin": "texts",
+        job / "site.log": "round 1",
+        kit / "log" / "join.log": "round 1",
+        kit / "log.txt": "FLARE",
+        kit / "004a19c9-645d-4332-b3d3-5d0fda149b89" / "log.txt": "FLARE",
+        kit / "local" / "site.json": json.dumps({"corpus": {"path": "/data"}, "limits": {"rounds": 5, "bytes": "1MB"}}),
+    }
+    for path, text in left_there.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    mine = kit / "site.yaml"  # whatever the operator keeps there is not ours to remove
+    mine.write_text("corpus: {path: /data}\n")
+    (kit / "runs" / "sent.jsonl").write_text(json.dumps(line) + "\n")
+    capsys.readouterr()
+
+    assert fedstill("federation", "sent", str(kit)) == 0
+    shown = capsys.readouterr().out
+    assert "logits F32 [9, 2], metrics: 1" in " ".join(shown.split())
+    assert f"{job.name} 1 1 1.5 KB 4 rounds, 998.5 KB" in " ".join(shown.split())
+
+    assert fedstill("federation", "leave", str(kit)) == 0
+    said = capsys.readouterr().out
+    assert "it was not taking part" in said
+    assert f"runs/{job.name}" in said
+    assert "`leave --forget` removes that" in said
+    assert all(path.exists() for path in left_there)
+
+    assert fedstill("federation", "leave", str(kit), "--forget") == 0
+    assert f"runs/{job.name}" in capsys.readouterr().out
+    assert {path for path in kit.rglob("*") if path.is_file()} == before | {kit / "runs" / "sent.jsonl", mine}
+    assert fedstill("federation", "sent", "nowhere") == 1
+    assert "there is no sent.jsonl in it" in capsys.readouterr().err
 
 
 def test_a_job_needs_labels_and_known_sites_and_holds_no_code(here: Path) -> None:

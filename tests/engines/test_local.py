@@ -15,6 +15,7 @@ from tests.engines.conftest import content
 Small = Callable[..., Experiment]
 
 
+@pytest.mark.slow
 def test_one_and_two_workers_give_the_same_bytes(small: Small, tmp_path: Path) -> None:
     mixed = {"clients": ["bert-tiny", "textcnn", "bow"], "server": "bert-tiny", "rounds": 2}
     for workers in (1, 2):

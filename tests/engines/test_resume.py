@@ -64,7 +64,7 @@ def test_an_interrupted_run_ends_as_it_would_have(small: Small, whole: Path, tmp
 CONVERSING = {"kind": "domain", "public": 0.3, "labelled_public": 0.2}
 
 
-@pytest.mark.parametrize("stop", [stop_after(1), stop_in(2)])
+@pytest.mark.parametrize("stop", [pytest.param(stop_after(1), marks=pytest.mark.slow), stop_in(2)])
 @pytest.mark.parametrize("algorithm", ["FedID", "FedDF"])
 def test_conversations_and_models_by_architecture_go_on_as_they_would_have(
     small: Small, tmp_path: Path, stop: Tell, algorithm: str
@@ -228,7 +228,7 @@ class Endless(AdaFD):
     ("signal_", "workers"),
     [
         (signal.SIGTERM, 1),
-        (signal.SIGINT, 2),
+        pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, 1, marks=pytest.mark.slow),
     ],
@@ -262,6 +262,7 @@ def test_sigterm_stops_what_comes_before_the_first_round_too(small: Small, tmp_p
     assert not list((tmp_path / "run").glob("*.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_sentence_leaves_nothing_half_written_and_the_run_goes_on_with_room(
     small: Small, tmp_path: Path
 ) -> None:
@@ -326,6 +327,7 @@ def test_a_run_that_cannot_begin_leaves_no_folder(small: Small, tmp_path: Path) 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_five_quick_interruptions_are_one(small: Small, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(ENDLESS)
     forever = {"epochs": 10**9, "max_length": 16}

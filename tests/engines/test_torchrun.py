@@ -103,6 +103,7 @@ def dying(small: Small, folder: Path, rank: int) -> Experiment:
     return small(algorithm={"name": f"{folder}/own.py:Dying", "rank": rank})
 
 
+@pytest.mark.slow
 def test_a_lost_rank_is_one_sentence_and_the_run_goes_on_to_the_same_end(small: Small, tmp_path: Path) -> None:
     chosen = dying(small, tmp_path, rank=1)
     ended = over_ranks(chosen, tmp_path / "here")

@@ -29,7 +29,7 @@ from fedstill.engines.host import Host
 from fedstill.engines.journal import Journal
 from fedstill.engines.seconds import Slip
 from fedstill.federation.data import PublicSet, centre_plan, read_public, site_plan, site_public
-from fedstill.federation.files import CentreFile, SiteFile, read_file
+from fedstill.federation.files import CentreFile, Limits, SiteFile, read_file
 from fedstill.federation.job import Job
 from fedstill.federation.simulated import Simulated, write_files
 from fedstill.parties.party import TrainSettings
@@ -435,7 +435,8 @@ def test_a_share_is_drawn_where_there_is_no_file_and_groups_stay_together(shops:
     rows = [{"text": f"text {n}", "label": names[n // 2 % 3], "order": n // 2} for n in range(40)]
     path.write_text("\n".join(map(json.dumps, rows)))
     corpus = CorpusSpec(path=str(path), group="order")
-    plan = single.site_plan("sports", corpus=corpus, test=0.2, validation=0.1)
+    few = Limits(min_rows=1)
+    plan = single.site_plan("sports", corpus=corpus, test=0.2, validation=0.1, limits=few)
     parts = plan.partition
     held = {role: getattr(parts, role)["sports"] for role in ("train", "validation", "test")}
     assert {role: len(part) for role, part in held.items()} == {"train": 28, "validation": 4, "test": 8}
@@ -443,9 +444,11 @@ def test_a_share_is_drawn_where_there_is_no_file_and_groups_stay_together(shops:
     for part in held.values():
         assert list(part) == sorted(part), "in the order of the file"
         assert set(part) == {row for row in range(40) if row // 2 in set(part // 2)}, "pairs of rows stay together"
-    again = single.site_plan("sports", corpus=corpus, test=0.2, validation=0.1).partition
+    again = single.site_plan("sports", corpus=corpus, test=0.2, validation=0.1, limits=few).partition
     np.testing.assert_array_equal(again.test["sports"], held["test"])
-    own_test = single.site_plan("sports", corpus=corpus, test=CorpusSpec(path=str(path)), validation=0.1).partition
+    own_test = single.site_plan(
+        "sports", corpus=corpus, test=CorpusSpec(path=str(path)), validation=0.1, limits=few
+    ).partition
     assert list(own_test.test["sports"]) == list(range(40, 80))
     assert len(own_test.train["sports"]) == 36
     with pytest.raises(FedstillError, match=r"test \+ validation must stay below 1"):

@@ -17,9 +17,9 @@ from fedstill.engines.checkpoint import folder_of
 from fedstill.engines.hosting import Request
 from fedstill.engines.seconds import Slip
 from fedstill.federation.data import read_public
-from fedstill.federation.files import to_values
+from fedstill.federation.files import Limits, to_values
 from fedstill.federation.host import SiteHost
-from fedstill.federation.requests import frame, unframe
+from fedstill.federation.requests import Refusal, frame, unframe
 from fedstill.federation.site import DEATHS, Site
 from fedstill.federation.worker import Errand
 from fedstill.wire.encoding import encode
@@ -70,12 +70,14 @@ def kill(site: Site) -> None:
     site.worker.process.wait()
 
 
-def host(stage: Together) -> SiteHost:
+def host(stage: Together, **changes: Any) -> SiteHost:
     """What a worker does, in this process."""
     folder = stage.folder / "host"
     folder.mkdir(exist_ok=True)
     (folder / "public.bin").write_bytes(read_public(stage.centre).pack())
-    errand = Errand("garden", stage.job.to_json(), to_values(stage.file("garden")), str(folder), f"{folder}/public.bin")
+    errand = Errand(
+        "garden", stage.job.to_json(), to_values(stage.file("garden", **changes)), str(folder), f"{folder}/public.bin"
+    )
     assert Errand(**json.loads(json.dumps(asdict(errand)))) == errand
     return SiteHost(errand, lambda event: None)
 
@@ -101,10 +103,37 @@ def test_limits_refuse_in_one_sentence_what_the_file_does_not_allow(together: Ma
     assert refusal("stranger") == "it is not among the experiment's sites."
     assert refusal(job=replace(stage.job, version="0.0.1")).startswith("it runs fedstill ")
     averaging = together(algorithm="FedAvg")
-    assert Caller(averaging.site("garden")).refusal() == ""
+    assert Caller(averaging.site("garden", limits={"parameters": True})).refusal() == ""
     assert Caller(averaging.site("garden", limits={"parameters": False})).refusal() == (
         "its limits do not allow parameters to leave, and FedAvg sends them."
     )
+    assert not Limits().parameters
+
+
+def test_the_centre_cannot_make_a_site_train_on_fewer_rows_than_it_allows(together: Make) -> None:
+    stage = together(train={"rows": 1, "epochs": 1, "max_length": 16})
+    assert stage.file("garden").limits.min_rows == 1  # what a rehearsal needs is written into its own files
+    allowed = {"min_rows": Limits().min_rows}
+    assert Caller(stage.site("garden", limits=allowed)).refusal() == (
+        "it trains on 50 rows at least (min_rows), and train.rows is 1."
+    )
+    assert Caller(stage.site("garden", limits=allowed, train={"rows": 60})).refusal() == ""
+
+
+def test_a_site_with_too_few_rows_trains_nothing_and_does_not_say_how_few(together: Make) -> None:
+    stage = together()
+    with pytest.raises(Refusal, match=r"^it has fewer rows to train on than the 10000 of its limits \(min_rows\)\.$"):
+        host(stage, limits={"min_rows": 10_000}).answer(Request("call", "garden", 1, turn(1)))
+
+
+def test_the_tokens_of_private_rows_stay_in_the_sites_folder(
+    together: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path / "cache"))
+    stage = together()
+    made = host(stage)
+    assert [path.parent.parent for path in made.plan.stores.values()] == [made.folder]
+    assert not (tmp_path / "cache" / "tokens").exists()
 
 
 def test_another_version_of_fedstill_is_refused_and_both_are_named(together: Make) -> None:

@@ -67,7 +67,7 @@ LABELLED = {"partition": {"public": 0.3, "labelled_public": 0.2}}
         ({"clients": "bow", "server": "bow", **NO_PUBLIC}, Wishes(), ["FedAvg", "FedOpt"]),
         (NO_PUBLIC, Wishes(predictions_only=True), ["FD", "FedHe"]),
         ({"clients": MIXED, **NO_PUBLIC}, Wishes(), ["FD", "FedHe"]),
-        ({}, Wishes(untrusted=True), ["Cronus", "Cronus"]),
+        ({}, Wishes(untrusted=True), ["AdaFD", "DSFL", "Cronus"]),
         (NO_PUBLIC, Wishes(untrusted=True), []),
         ({}, Wishes(bytes=1_000), ["CFD"]),
         ({"rounds": 3}, Wishes(bytes=1_000), ["CFD", "FedKD"]),

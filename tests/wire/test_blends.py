@@ -15,7 +15,7 @@ from fedstill.wire.blends import Blending, ExpGuard, make
 from fedstill.wire.messages import Hello, Opinion, Parameters
 from fedstill.wire.replies import Replies, uniform
 
-ROBUST = ["median", "trimmed", "cronus", "clipped", "expguard"]
+ROBUST = ["median", "trimmed", "cronus", "clipped", "expguard", "agreement"]
 EVEN = torch.tensor([0.25] * 4, dtype=torch.float64)
 
 
@@ -86,6 +86,53 @@ def test_expguard_weighs_by_the_distance_from_the_median_over_all_rounds():
         liar = math.exp(-2 * 0.4 * rounds)  # total variation: half of 0.4 + 0.4
         first = (0.5 + 0.5 + 0.9 * liar) / (2 + liar)
         np.testing.assert_allclose(now.mean("logits", "probabilities"), [[first, 1 - first]], rtol=1e-6)
+
+
+def correlated(clients: int, liars: int) -> np.ndarray:
+    """Logits [K, 400, 3] of clients that see the same through noise; the first ones mean the next class."""
+    random = np.random.default_rng(5)
+    seen = random.normal(size=(400, 3))
+    values = np.stack([seen + random.normal(size=seen.shape) for _ in range(clients)])
+    values[:liars] = np.roll(values[:liars], 1, axis=-1)
+    return values.astype(np.float64)
+
+
+@pytest.mark.parametrize(("clients", "liars"), [(3, 1), (5, 2), (10, 4), (11, 5)])
+def test_agreement_is_the_mean_of_the_honest_majority(clients, liars):
+    values = correlated(clients, liars)
+    np.testing.assert_allclose(said(values, "agreement").mean("logits"), values[liars:].mean(0), rtol=1e-6, atol=1e-6)
+
+
+def test_agreement_is_the_methods_own_mean_where_nobody_lies_or_few_samples_tell():
+    values = correlated(6, 0)
+    np.testing.assert_allclose(said(values, "auto").mean("logits"), values.mean(0), rtol=1e-6, atol=1e-6)
+    few = correlated(6, 2)[:, :4]
+    np.testing.assert_allclose(said(few, "auto").mean("logits"), few.mean(0), rtol=1e-6, atol=1e-6)
+
+
+def test_copies_of_an_opinion_count_once_together():
+    values = correlated(7, 0)
+    values[1] = values[2] = values[0]
+    weights = np.array([1 / 3, 1 / 3, 1 / 3, 1, 1, 1, 1]) / 5
+    expected = (values * weights[:, None, None]).sum(0)
+    np.testing.assert_allclose(said(values, "agreement").mean("logits"), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_votes_that_are_the_same_are_no_copies():
+    classes = np.arange(400) % 3
+    classes[:20] = 0
+    values = np.eye(3)[
+        np.stack([classes] * 3 + [np.roll(classes, 0)] + [np.where(np.arange(400) < 20, 1, classes)] * 4)
+    ]
+    np.testing.assert_allclose(said(values, "agreement").mean("logits", "probabilities"), values.mean(0), rtol=1e-6)
+
+
+def test_a_loud_client_that_agrees_is_lowered_and_not_left_out():
+    values = correlated(5, 0)
+    values[4] *= 1000
+    lengths = np.linalg.norm(values - values.mean(-1, keepdims=True), axis=-1, keepdims=True).mean(1, keepdims=True)
+    shorter = values * np.minimum(1, 3 * np.median(lengths, axis=0) / lengths)
+    np.testing.assert_allclose(said(values, "agreement").mean("logits"), shorter.mean(0), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("blend", ROBUST)

@@ -48,7 +48,7 @@ class Cronus(Algorithm):
         return Opinion(me.predict().softmax(-1))
 
     def server(self, me: Server, ups: Replies[Opinion]) -> Answer:
-        if not ups.blending.is_mean:
+        if ups.blending.is_chosen:
             return Answer(ups.mean("logits", "probabilities"))
         if me.round <= 1 and self.mean != "median" and not most(self.share, len(ups)):
             me.notes.append(

@@ -87,7 +87,7 @@ def advise(experiment: Experiment, wishes: Wishes, console: Console) -> None:
             say(f"   costs {found.cost(method) or method.cost}; needs {needs or 'nothing'}; clients send {sends}.")
             say(f"   evidence: {one.evidence}")
         if advice.others:
-            also = ", but a client that lies moves their results" if wishes.untrusted else ""
+            also = " (set blend=median where parameters are averaged)" if wishes.untrusted else ""
             say(f"\nWould run, too{also}: {', '.join(advice.others)}.")
         if advice.obstacles:
             say("\nNot these:")

@@ -10,6 +10,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
+from fedstill.cli.report import page_of
 from fedstill.common.units import size_text
 from fedstill.config.experiment import Experiment
 from fedstill.data.partition import PartitionSpec
@@ -64,6 +65,7 @@ def demo(console: Console, out: Path, full: bool = False) -> float:
     prefix = "full" if full else "demo"
     gains = Gains(records[f"{prefix}-local"], records[f"{prefix}-adafd"])
     console.print(gains.table())
+    page_of(console, [record.folder for each in records.values() for record in each], out)
     console.print(gains.sentences(), highlight=False)
     return gains.gain
 

@@ -224,14 +224,43 @@ def join(
 
 
 @app.command()
-def leave(kit: Annotated[Path, typer.Argument(help="The folder that the centre has handed out.")]) -> None:
-    """Site: stop taking part; its state is kept.
+def sent(
+    place: Annotated[Path, typer.Argument(help="The site's kit, or the folder with its sent.jsonl.")] = Path(),
+    last: Annotated[int, typer.Option(help="How many of the last answers are listed; 0: all.", min=0)] = 20,
+) -> None:
+    """Site: show everything that has left, and what is left of its budgets.
+
+    Next: [bold]limits:[/] in site.yaml sets budgets of rounds, calls and bytes; see docs/federation.md.
+    """
+    from fedstill.federation.view import what_left
+
+    console.print(what_left(place, last), highlight=False)
+
+
+@app.command()
+def leave(
+    kit: Annotated[Path, typer.Argument(help="The folder that the centre has handed out.")],
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Also remove states, models, tokens, public samples and logs.")
+    ] = False,
+) -> None:
+    """Site: stop taking part; its state is kept unless you say --forget.
 
     Next: [bold]fedstill federation join[/] with the same kit takes part again.
     """
-    from fedstill.federation.joining import leave as end
+    from fedstill.common.units import size_text
+    from fedstill.federation import joining
 
-    say("it has left; `join` continues where it stopped." if end(kit) else "it was not taking part.")
+    has_left = joining.leave(kit)
+    say("it has left." if has_left else "it was not taking part.")
+    remains = joining.remains(kit)
+    if forget:
+        joining.forget(kit)
+    if remains:
+        named = f"{', '.join(remains)} ({size_text(sum(remains.values()))})"
+        say(f"removed from {kit}: {named}" if forget else f"{kit} still has {named}; `leave --forget` removes that.")
+    if has_left and not forget:
+        say("`join` continues where it stopped.")
 
 
 @app.command()

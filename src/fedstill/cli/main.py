@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedstill.cli.federation import app as federation
+from fedstill.cli.report import page_of, report, tell_rounds
 from fedstill.common.errors import FedstillError
 from fedstill.common.trust import trusting
 
@@ -157,6 +158,8 @@ def run(
                 (runner.begin_or_finish if seeds > 1 else runner.run)(chosen, folder, force, tell)
     console.print(render(compare_runs(load_runs(folders)), console.width))
     tell_members(console, folders)
+    tell_rounds(console, folders)
+    page_of(console, folders, folders[0] if len(folders) == 1 else folders[0].parent)
 
 
 @app.command()
@@ -276,6 +279,10 @@ def compare(
         print(json.dumps(to_dict(comparison), indent=1))
         return
     console.print(render(comparison, console.width))
+    console.print(f"As a page: fedstill report {' '.join(map(str, runs))}", soft_wrap=True, markup=False)
+
+
+app.command()(report)
 
 
 @app.command()

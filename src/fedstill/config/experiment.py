@@ -157,9 +157,10 @@ class Experiment(Settings):
     save_every: int = Field(1, ge=1)
     """Rounds between two checkpoints."""
     wire: WireSpec = WireSpec()
-    blend: str | dict[str, Any] = "mean"
-    """How opinions or parameters become one: `mean`, or one that lets no liar win: `median`, `trimmed`, `cronus`,
-    `clipped`, `expguard`; {name: ..., option: value} sets options."""
+    blend: str | dict[str, Any] = "auto"
+    """How opinions or parameters become one: `mean` as in the papers, or one that lets no liar win: `agreement`,
+    `median`, `trimmed`, `cronus`, `clipped`, `expguard`; {name: ..., option: value} sets options. auto: `agreement`
+    for opinions, `mean` for parameters and under masks."""
     max_share: MaxShare = "auto"
     """The most that one client may weigh, whatever it tells about its loss, size or label counts; auto: one half, or 3
     of K clients' shares if that is less; null: no limit, as in the papers."""
@@ -236,7 +237,8 @@ class Experiment(Settings):
 
     def blending(self) -> Blending:
         """How replies are blended."""
-        chosen = Blending(blends.make(self.blend), self.max_share)
+        only_mean = self.wire.mask is not None or not self.method.blends
+        chosen = Blending(blends.make("mean" if self.blend == "auto" and only_mean else self.blend), self.max_share)
         if not (chosen.is_mean or self.method.blends):
             raise FedstillError(f"{type(self.method).__name__} uses every client's reply by itself: it has no blend.")
         return chosen

@@ -102,11 +102,19 @@ class TokenStore:
 
 
 def store_tokens(
-    tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int, key: str
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None,
+    max_length: int,
+    key: str,
+    where: Path | None = None,
 ) -> Path:
-    """The folder of these texts' tokens, made now unless it exists; `key` is a fingerprint of the texts."""
+    """The folder of these texts' tokens, made now unless it exists, below `where` or in the user's cache.
+
+    `key` is a fingerprint of the texts.
+    """
     name = hashlib.sha256(f"1/{tokenizer.fingerprint}/{max_length}/{key}".encode()).hexdigest()[:32]
-    folder = cache_folder() / "tokens" / name
+    folder = (where or cache_folder() / "tokens") / name
     arrays = _read(folder)
     if arrays is None:
         _write(folder, _encode(tokenizer, texts, pairs, max_length))

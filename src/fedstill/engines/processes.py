@@ -11,6 +11,8 @@ from multiprocessing.connection import wait
 from typing import Any
 
 STOP_S = 3.0
+SLOW_TO_LOAD = ("transformers", "torch._dynamo")
+"""What every process would load by itself; PyTorch loads the second, for seconds, with a process's first optimiser."""
 
 
 def context(preload: Sequence[str]) -> Any:
@@ -18,7 +20,7 @@ def context(preload: Sequence[str]) -> Any:
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     found: Any = multiprocessing.get_context(method)
     if method == "forkserver":
-        found.set_forkserver_preload([*preload, "transformers"])
+        found.set_forkserver_preload([*preload, *SLOW_TO_LOAD])
         _start_server()
     return found
 

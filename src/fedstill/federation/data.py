@@ -21,17 +21,21 @@ from fedstill.data.partition import Partition, PartitionSpec
 from fedstill.data.public import PublicSpec
 from fedstill.federation.files import CentreFile, SiteFile
 from fedstill.federation.job import Job
+from fedstill.federation.requests import Refusal
 from fedstill.parties.party import PartySpec
 from fedstill.plan.needs import check_chat, check_needs
 from fedstill.plan.plan import Plan
 from fedstill.plan.prepare import fingerprint_of, make_plan
+from fedstill.wire.messages import Parameters
 
 ADVICE = {"public": "name `public:` in server.yaml", "labelled": "name `labelled:` in server.yaml"}
 
 CENTRE = "centre"
+"""The name of the centre's test rows if they have no domains."""
 DENSEST = 200
 """How many times larger than its compressed form a public set can be."""
-"""The name of the centre's test rows if they have no domains."""
+TOKENS = "tokens"
+"""The folder, in that of a job at a site, with the tokens of the site's rows."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,7 @@ def centre_plan(job: Job, centre: CentreFile, folder: Path) -> tuple[Plan, Publi
 
 
 def site_plan(job: Job, name: str, site: SiteFile, public: PublicSet, folder: Path) -> Plan:
-    """A site's plan, with that site as its only client."""
+    """A site's plan, with that site as its only client; the tokens of its rows stay in the folder."""
     if name not in job.sites:
         raise FedstillError(f"{name} is not one of the job's sites ({', '.join(job.sites)}).")
     experiment, _ = _federated(job, site.device, site.threads)
@@ -159,6 +163,7 @@ def site_plan(job: Job, name: str, site: SiteFile, public: PublicSet, folder: Pa
     }
     corpus, rows = _joined(experiment.labels, {"corpus": own, **apart, "public": public._as_corpus()})
     rows = _drawn(own, site, experiment.seed) | rows
+    refuse_few(len(rows["train"]), site)
     parts = Partition(
         train={name: rows["train"]},
         validation={name: rows["validation"]},
@@ -169,8 +174,29 @@ def site_plan(job: Job, name: str, site: SiteFile, public: PublicSet, folder: Pa
         unused=rows["unused"],
     )
     parts.check(len(corpus))
-    plan = make_plan(experiment, corpus, parts, folder, {name: spec}, has_server=False)
+    plan = make_plan(experiment, corpus, parts, folder, {name: spec}, has_server=False, tokens=folder / TOKENS)
     return replace(plan, tells_label_counts=site.label_counts)
+
+
+def sends_parameters(algorithm: Algorithm) -> bool:
+    """Whether parameters of models cross in this method."""
+    return "parameters" in algorithm.requires() or any(issubclass(kind, Parameters) for kind in algorithm.messages)
+
+
+def training_rows(site: SiteFile, corpus: Corpus) -> int:
+    """How many rows a site would train on; a seed may change it a little where rows of a group stay together."""
+    return len(_drawn(corpus, site, 0)["train"])
+
+
+def refuse_few(rows: int, site: SiteFile) -> None:
+    """Refuse to train on fewer rows than the site's limits allow; the centre is not told how many there are."""
+    if rows < site.limits.min_rows:
+        raise Refusal(f"it has fewer rows to train on than the {site.limits.min_rows} of its limits (min_rows).")
+
+
+def rows_at_once(job: Job, experiment: Experiment, name: str, site: SiteFile) -> int | None:
+    """How many rows a site would draw in each round; None: all that it has."""
+    return _site_spec(experiment, job.sites, name, site).train.rows
 
 
 def refuse_other_kinds(spec: CorpusSpec) -> None:

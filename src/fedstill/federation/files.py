@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.settings import Settings
-from fedstill.common.units import seconds_of
+from fedstill.common.units import bytes_of, seconds_of
 from fedstill.config.experiment import read_settings
 from fedstill.config.source import Source
 from fedstill.data.corpora import CorpusSpec
@@ -37,6 +37,9 @@ Part = Annotated[
 
 Duration = Annotated[float, BeforeValidator(seconds_of), Field(gt=0)]
 """Seconds, written `90s`, `30min` or `2h`."""
+
+Size = Annotated[int, BeforeValidator(lambda size: bytes_of(size) if isinstance(size, str) else size), Field(ge=1)]
+"""Bytes, written `50MB` or `2GiB`."""
 
 
 def check_names(names: list[str]) -> list[str]:
@@ -102,12 +105,18 @@ class FederationFile(Settings):
 
 
 class Limits(Settings):
-    """A site's limits: it refuses experiments that exceed them."""
+    """A site's limits: it refuses experiments that exceed them, and counts itself what left in each experiment."""
 
-    parameters: bool = True
+    parameters: bool = False
     """Whether the site may send parameters of its model; opinions are always allowed."""
+    min_rows: int = Field(50, ge=1)
+    """The fewest rows to train on; with fewer, what a model says is mostly about single rows."""
     rounds: int | None = Field(None, ge=1)
-    """The most rounds of one experiment."""
+    """The most rounds of one experiment; one that is repeated with the same answers does not count again."""
+    calls: int | None = Field(None, ge=1)
+    """The most answers in one experiment; a round takes one or more."""
+    bytes: Size | None = None
+    """The most bytes that leave in one experiment."""
     noise: bool = False
     """Whether noise must be added to everything that leaves the site."""
     experiments: list[Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")]] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -14,12 +15,16 @@ from fedstill.common.units import size_text
 from fedstill.data import corpora
 from fedstill.data.corpora import CorpusSpec
 from fedstill.federation import kits
+from fedstill.federation.budget import SENT
 from fedstill.federation.daemon import Daemon, Presence, answers
+from fedstill.federation.data import training_rows
 from fedstill.federation.files import SiteFile, read_file, to_values
 from fedstill.models.build import party_tokenizer
 
 Say = Callable[[str], None]
 
+LOGS = ("log", "log.txt", "log.json", "error_log.txt", "audit.log", "local/site.json")
+"""What FLARE and `join` write into a kit beside the folders of jobs."""
 ROOM = 2 << 30
 """The free disk space that a site needs, in bytes: for the states of two rounds, models and tokens."""
 
@@ -33,6 +38,11 @@ def prepare_site(kit: Path, site: Path, say: Say) -> str:
         if isinstance(spec := getattr(file, part), CorpusSpec):
             rows = corpora.load(spec)
             say(f"{part}: {len(rows):,} rows, labels {', '.join(rows.label_names)}")
+            if part == "corpus" and (few := training_rows(file, rows)) < file.limits.min_rows:
+                raise FedstillError(
+                    f"{site}: {few} rows are left to train on, and limits.min_rows is {file.limits.min_rows}: what a "
+                    "model of so few rows says is mostly about single rows. Set a lower min_rows to take part."
+                )
     if file.public is not None:
         say(f"public: {len(corpora.load_public(file.public)):,} texts")
     if file.model is not None:
@@ -104,3 +114,28 @@ def leave(kit: Path) -> bool:
     """End the process that takes part with this kit; False if there is none."""
     kits.check_kit(kit, "site")
     return Presence(kit).end()
+
+
+def remains(kit: Path) -> dict[str, int]:
+    """What a site's jobs left in its kit, with sizes: states, models, tokens of its rows, public samples, logs.
+
+    The kit itself is not among it, and neither is the list of what left, which holds nothing private.
+    """
+    runs = [path for path in (kit / "runs").glob("*") if path.name != SENT]
+    flares = [path for path in kit.glob("*-*-*-*-*") if re.fullmatch(r"[0-9a-f-]{36}", path.name)]
+    named = [path for name in LOGS if (path := kit / name).exists()]
+    return {str(path.relative_to(kit)): _size(path) for path in sorted([*runs, *flares, *named])}
+
+
+def forget(kit: Path) -> None:
+    """Remove all that `remains` names."""
+    for name in remains(kit):
+        path = kit / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _size(path: Path) -> int:
+    return sum(one.lstat().st_size for one in (path, *path.rglob("*")) if not one.is_dir())

@@ -18,8 +18,8 @@ from fedstill.config.experiment import Experiment
 from fedstill.config.source import dump
 from fedstill.data.corpus import Corpus, Ints
 from fedstill.data.partition import Partition
-from fedstill.federation.data import refuse_other_kinds
-from fedstill.federation.files import check_names
+from fedstill.federation.data import refuse_other_kinds, sends_parameters
+from fedstill.federation.files import Limits, check_names
 from fedstill.federation.job import anonymous
 from fedstill.parties.party import PartySpec
 from fedstill.plan.prepare import divide
@@ -75,8 +75,17 @@ def _write_site(
         "model": anonymous(spec.model.model_dump(mode="json", exclude_unset=True)),
         **{key: part.model_dump(mode="json", exclude_unset=True) for key, part in learning.items()},
         "device": experiment.device,
+        "own": own,
+        "limits": _limits(experiment, spec, len(parts.train[name])),
     }
-    return _write_yaml(folder / "site.yaml", values | ({"own": own} if own else {}))
+    return _write_yaml(folder / "site.yaml", {key: value for key, value in values.items() if value not in ({}, None)})
+
+
+def _limits(experiment: Experiment, spec: PartySpec, rows: int) -> dict[str, Any]:
+    """What the experiment needs beyond a site's default limits."""
+    fewest, usual = max(1, min(rows, spec.train.rows or rows)), Limits()
+    needs = {"parameters": True} if sends_parameters(experiment.method) else {}
+    return needs | ({"min_rows": fewest} if fewest < usual.min_rows else {})
 
 
 def _write_centre(folder: Path, experiment: Experiment, corpus: Corpus, parts: Partition, own: dict[str, str]) -> Path:

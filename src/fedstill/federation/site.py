@@ -15,12 +15,13 @@ from fedstill.common.events import Event, Step, Tell
 from fedstill.common.files import write_whole
 from fedstill.common.version import VERSION
 from fedstill.engines.hosting import Request
-from fedstill.federation.data import PublicSet, site_public
+from fedstill.federation.budget import Budget
+from fedstill.federation.data import PublicSet, rows_at_once, sends_parameters, site_public
 from fedstill.federation.files import SiteFile, to_values
 from fedstill.federation.job import Job
 from fedstill.federation.requests import LARGE, WAIT_S, Refusal, frame, unframe
 from fedstill.federation.worker import Died, Errand, Failed, Worker
-from fedstill.wire.messages import BadMessage, Parameters
+from fedstill.wire.messages import BadMessage
 
 SHOWN = ("phase", "done", "steps", "epochs")
 """What a site tells about its progress: how far it is, but no scores."""
@@ -54,7 +55,9 @@ class Site:
         self.name, self.job, self.file = name, job, file
         self.folder = folder / job.id
         self.folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
         keep_private(self.folder)
+        self.budget = Budget(folder, job, file.limits)
         self.public = self.folder / "public.bin"
         self.worker: Worker | None = None
         self.boundary = 0
@@ -62,7 +65,7 @@ class Site:
         self.since: list[tuple[int, bytes]] = []
         """The calls since then: they are repeated after a worker died, to bring the new one to the same state."""
         self.is_open = False
-        self.round = 0
+        self.round = -1
         self.task = SiteTask(0)
         self.lock, self.working = threading.Lock(), threading.Lock()
 
@@ -149,17 +152,26 @@ class Site:
 
     def _call(self, task: SiteTask, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         round = int(header["round"])
-        if round != self.round and 0 < round <= self.job.experiment["rounds"]:
-            self._log(f"round {round} of {self.job.experiment['rounds']}")
+        verb = self.budget.admit(round, payload)
+        if round != self.round:
+            self._log(f"round {round} of {self.budget.rounds}" if 0 < round <= self.budget.rounds else verb)
         self.round = round
         try:
             reply = self._ask(task, Request("call", self.name, round, payload))
+            self._count(round, verb, reply)
         except BaseException:
             # A site that fails in a round does not take part in it: its earlier calls in the round do not count.
             self.since = [(number, raw) for number, raw in self.since if number != round]
             raise
         self.since.append((round, payload))
         return {}, reply
+
+    def _count(self, round: int, verb: str, reply: bytes) -> None:
+        try:
+            self.budget.send(round, verb, reply)
+        except BaseException:
+            self._end_worker()  # it has gone on as if the answer had left
+            raise
 
     def _save(self, task: SiteTask, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         round = int(header["round"])
@@ -268,8 +280,10 @@ def refuse_unwanted(job: Job, file: SiteFile, name: str) -> None:
         raise Refusal(f"it cannot run the experiment: {error}") from error
     if limits.rounds is not None and experiment.rounds > limits.rounds:
         raise Refusal(f"it takes part in {limits.rounds} rounds at most, and the experiment has {experiment.rounds}.")
-    sends_parameters = any(issubclass(kind, Parameters) for kind in algorithm.messages)
-    if not limits.parameters and (sends_parameters or "parameters" in algorithm.requires()):
+    if not limits.parameters and sends_parameters(algorithm):
         raise Refusal(f"its limits do not allow parameters to leave, and {algorithm.title} sends them.")
+    rows = rows_at_once(job, experiment, name, file)
+    if rows is not None and rows < limits.min_rows:
+        raise Refusal(f"it trains on {limits.min_rows} rows at least (min_rows), and train.rows is {rows}.")
     if limits.noise:
         raise Refusal("it requires noise on what leaves, and this fedstill cannot add any yet.")

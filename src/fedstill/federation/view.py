@@ -1,9 +1,12 @@
-"""`fedstill federation status`: which sites are connected, how far the job is, who is late."""
+"""What `status` and `sent` show: sites, the job, who is late; what left a site, and what may still leave."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group
@@ -11,6 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstill.common.errors import FedstillError
+from fedstill.common.units import size_text
+from fedstill.federation.budget import Spent, left, read_sent, sent_by
+from fedstill.federation.files import SiteFile
 from fedstill.federation.operate import AdminLine, Centre, newest
 from fedstill.federation.status import doing, late, metric_title, points, read_status, round_line
 from fedstill.federation.submission import is_heard
@@ -81,3 +87,45 @@ def _connection(name: str, connected: dict[str, float] | None) -> str:
         return "away"
     heard = connected[name]
     return "connected" if is_heard(heard) else f"silent for {time.time() - heard:.0f} s"
+
+
+def what_left(place: Path, last: int) -> Group:
+    """The last answers of a site (0: all), and what it spent and has left of its budgets in each experiment."""
+    folder = sent_by(place)
+    lines = list(read_sent(folder))
+    shown = lines[-last:] if last else lines
+    table = _columns("time", "experiment", "round", "answer to", "message", "size", "held")
+    for line in shown:
+        about = (line["time"], line["experiment"], str(line["round"]), line["verb"], str(line["message"]))
+        table.add_row(*about, size_text(line["bytes"]), _held(line))
+    earlier = [Text(f"{len(lines) - len(shown)} earlier answers: --last 0", style="dim")] * (len(lines) > len(shown))
+    return Group(table, *earlier, Text(""), _totals(lines, folder.parent / "local" / "site.json"))
+
+
+def _totals(lines: list[dict[str, Any]], site: Path) -> Table:
+    spent: dict[str, Spent] = {}
+    for line in lines:
+        spent.setdefault(line["experiment"], Spent()).add(line)
+    limits = SiteFile.model_validate_json(site.read_text()).limits if site.exists() else None
+    table = _columns("experiment", "rounds", "calls", "size", "left")
+    for name, own in spent.items():
+        rest = "unknown" if limits is None else left(own, limits) or "no limit"
+        table.add_row(name, str(own.rounds), str(own.calls), size_text(own.bytes), rest)
+    return table
+
+
+def _held(line: Mapping[str, Any]) -> str:
+    """The fields of an answer; arrays of one mapping, or of one field's codec, are counted together."""
+    held: Mapping[str, str] = line["held"]
+    many = Counter(name.partition("/")[0] for name in held)
+    alone = {name: kind for name, kind in held.items() if many[name.partition("/")[0]] == 1}
+    fields = [f"{name} {kind}" for name, kind in alone.items()]
+    fields += [f"{name} ({count} arrays)" for name, count in many.items() if count > 1]
+    return ", ".join(fields + [f"{name}: {line[name]}" for name in ("metrics", "notes") if line[name]])
+
+
+def _columns(*names: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in names:
+        table.add_column(name, justify="right" if name in ("round", "rounds", "calls", "size") else "left")
+    return table

@@ -27,6 +27,8 @@ from fedstill.results.runs import POOLED, Run
 
 ANY_MACHINE = ("engine", "workers", "device", "memory", "save_every", "seed")
 """Keys that say where and how a run computes, and its seed, which a line names itself."""
+OF_PAPERS = {"max_share": None, "blend": "mean"}
+"""Keys whose defaults are not the papers', which nothing says in lines from before there were such keys."""
 MAIN_SCALE = "medium"
 DIGITS = 10
 
@@ -61,9 +63,10 @@ def fingerprint(experiment: Experiment) -> str:
     """A hash of what an experiment sets, the same on any machine and for any seed: without the paths of folders."""
     values = experiment.resolved().model_dump(mode="json", exclude_defaults=True)
     values = {key: value for key, value in values.items() if key not in ANY_MACHINE}
-    values.pop("max_share", None)
-    if experiment.max_share is not None:  # null is as in the papers, and as in lines from before there was a limit
-        values["max_share"] = experiment.max_share
+    for key, of_papers in OF_PAPERS.items():
+        values.pop(key, None)
+        if (chosen := getattr(experiment, key)) != of_papers:
+            values[key] = chosen
     return hashlib.sha256(json.dumps(_portable(values), sort_keys=True).encode()).hexdigest()[:16]
 
 

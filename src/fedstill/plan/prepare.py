@@ -63,8 +63,12 @@ def make_plan(
     folder: Path,
     clients: Mapping[str, PartySpec],
     has_server: bool = True,
+    tokens: Path | None = None,
 ) -> Plan:
-    """The plan of a machine that has these rows and runs these clients, and the server if `has_server`."""
+    """The plan of a machine that has these rows and runs these clients, and the server if `has_server`.
+
+    `tokens` is where the rows' tokens are stored instead of in the user's cache.
+    """
     if experiment.wire.mask is not None:
         check_installed()
     server = experiment.server_spec()
@@ -82,7 +86,7 @@ def make_plan(
         metrics=corpus.metrics,
         clients=clients,
         default_tokenizer=default,
-        stores=_stores(corpus, parties, default, fingerprint),
+        stores=_stores(corpus, parties, default, fingerprint, tokens),
         shape=None if corpus.images is None else corpus.images.pixels.shape[1:],
         label_tasks=None if corpus.label_tasks is None else tuple(corpus.label_tasks.tolist()),
         tasks=() if corpus.label_tasks is None else corpus.domain_names,
@@ -162,7 +166,9 @@ def _test_domains(corpus: Corpus, parts: Partition) -> dict[str, Ints]:
     return {name: rows for name, rows in by_domain.items() if len(rows)}
 
 
-def _stores(corpus: Corpus, parties: Mapping[str, PartySpec], default: str, fingerprint: str) -> dict[str, Path]:
+def _stores(
+    corpus: Corpus, parties: Mapping[str, PartySpec], default: str, fingerprint: str, tokens: Path | None
+) -> dict[str, Path]:
     """Every party's token or image store; parties with equal tokenizers and lengths share one."""
     for name, spec in parties.items():
         holds = "text" if corpus.images is None else "images"
@@ -180,6 +186,6 @@ def _stores(corpus: Corpus, parties: Mapping[str, PartySpec], default: str, fing
         tokenizer, length = party_tokenizer(spec.model, default), spec.train.max_length
         key = (tokenizer.fingerprint, length)
         if key not in made:
-            made[key] = store_tokens(tokenizer, corpus.texts, corpus.pairs, length, fingerprint)
+            made[key] = store_tokens(tokenizer, corpus.texts, corpus.pairs, length, fingerprint, tokens)
         stores[name] = made[key]
     return stores

@@ -16,7 +16,17 @@ from fedstill.learning.metrics import METRICS
 from fedstill.results.runs import Run, Runs, Unpaired, complete, load_runs, predictions
 from fedstill.results.significance import FEWEST_SEEDS, RESAMPLES, Bootstrap, paired_bootstrap, paired_over_seeds
 
-__all__ = ["Comparison", "Difference", "MethodRow", "Spread", "compare", "load_runs", "to_dict"]
+__all__ = [
+    "Comparison",
+    "Difference",
+    "MethodRow",
+    "Spread",
+    "by_method",
+    "compare",
+    "difference",
+    "load_runs",
+    "to_dict",
+]
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,7 @@ class Comparison:
 def compare(runs: Sequence[Run], against: str | None = None, resamples: int = RESAMPLES) -> Comparison:
     """One row per method, compared with the best baseline among them or with the method named by `against`."""
     _check_comparable(runs)
-    methods = _by_method(runs)
+    methods = by_method(runs)
     domains = _domain_order(runs)
     rows = {method: _row(method, group, domains) for method, group in methods.items()}
     reference = _named(against, methods) if against is not None else _best_baseline(rows)
@@ -77,8 +87,8 @@ def compare(runs: Sequence[Run], against: str | None = None, resamples: int = RE
     if reference is not None:
         for method, group in methods.items():
             if method != reference:
-                difference, remarks = _difference(group, methods[reference], resamples)
-                rows[method] = replace(rows[method], difference=difference)
+                found, remarks = difference(group, methods[reference], resamples)
+                rows[method] = replace(rows[method], difference=found)
                 notes += [f"{method} against {reference}: {remark}" for remark in remarks]
     notes.insert(
         0, _note_on_tests(METRICS[runs[0].metric].caption, rows.values(), reference, against is None, resamples)
@@ -120,7 +130,8 @@ def _check_comparable(runs: Sequence[Run]) -> None:
             raise FedstillError(f"{twin} and {run.folder} are the same method, name and seed: give only one of them")
 
 
-def _by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs by the name of their table row, sorted by seed."""
     names = defaultdict[str, set[str]](set)
     for run in runs:
         names[run.method].add(run.name)
@@ -174,7 +185,7 @@ def _named(wanted: str, methods: Mapping[str, Sequence[Run]]) -> str:
     )
 
 
-def _difference(ours: Sequence[Run], theirs: Sequence[Run], resamples: int) -> tuple[Difference | None, list[str]]:
+def difference(ours: Sequence[Run], theirs: Sequence[Run], resamples: int) -> tuple[Difference | None, list[str]]:
     """The paired difference, if any seed can be paired, and remarks on what could not."""
     other = {run.seed: run for run in theirs}
     common = [(run, other[run.seed]) for run in ours if run.seed in other]
@@ -190,7 +201,7 @@ def _difference(ours: Sequence[Run], theirs: Sequence[Run], resamples: int) -> t
     first, second = complete(run.overall for run, _ in pairs), complete(twin.overall for _, twin in pairs)
     if not first or not second:
         return None, [*remarks, "a run has no score on the pooled test, so no difference."]
-    difference = Difference(
+    found = Difference(
         mean=fmean(first) - fmean(second),
         seeds=tuple(run.seed for run, _ in pairs),
         p_seeds=paired_over_seeds(first, second),
@@ -198,8 +209,8 @@ def _difference(ours: Sequence[Run], theirs: Sequence[Run], resamples: int) -> t
     try:
         bootstrap, test_rows = _bootstrap(pairs, resamples)
     except Unpaired as problem:
-        return difference, [*remarks, f"no bootstrap, because {problem}."]
-    return replace(difference, bootstrap=bootstrap, test_rows=test_rows), remarks
+        return found, [*remarks, f"no bootstrap, because {problem}."]
+    return replace(found, bootstrap=bootstrap, test_rows=test_rows), remarks
 
 
 def _bootstrap(pairs: Sequence[tuple[Run, Run]], resamples: int) -> tuple[Bootstrap, tuple[int, ...]]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.files import MODELS, file_name, write_whole
+from fedstill.common.version import VERSION
 from fedstill.models import Model, load
 from fedstill.plan.plan import Plan
 from fedstill.results.members import Member, causes, members, verdict
@@ -150,8 +153,16 @@ def write_summary(
         "wire": condensed(record.ledger),
         "seconds": round(seconds, 2),
         "test_fingerprint": plan.test_fingerprint,
+        "versions": versions(),
     }
     write_whole(record.folder / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+
+
+def versions() -> dict[str, str]:
+    """What decides the numbers of a run besides its experiment."""
+    return {"fedstill": VERSION, "python": platform.python_version()} | {
+        name: metadata.version(name) for name in ("torch", "transformers", "numpy")
+    }
 
 
 def _last(measured: list[Measurement], party: str) -> dict[str, dict[str, float]]:

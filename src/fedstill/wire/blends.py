@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedstill.common.construct import construct
 from fedstill.common.errors import FedstillError
-from fedstill.wire.robust import capped, filtered, median, weighted_median, weighted_trimmed
+from fedstill.wire.robust import agreeing, capped, filtered, median, weighted_median, weighted_trimmed
 
 Holds = Literal["logits", "probabilities"]
 """What an array of opinions holds."""
@@ -30,6 +30,8 @@ TINY = 1e-12
 """The smallest probability: its logarithm is finite."""
 HUGE = 1e30
 """Takes the place of infinity."""
+LOUDEST = 3.0
+"""How many times as large as the median client's logits may be; models of one kind stay below."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,38 @@ class ExpGuard(Blend):
 
 
 @dataclass(frozen=True)
+class Agreement(Blend):
+    """The method's own mean of the clients that agree with most others; copies of one opinion count once together.
+
+    A client is left out if its agreement is below `share` of the majority's (`robust.agreeing`). Logits
+    are at most `LOUDEST` times as large as the median client's, on average. Models are blended as by `clipped`.
+    """
+
+    share: Annotated[float, Field(gt=0, lt=1)] = 0.4
+    name: ClassVar[str] = "agreement"
+
+    def opinions(self, values: Tensor, weights: Tensor, holds: Holds, about: About) -> Tensor:
+        trusted = weights * _beside(agreeing(probabilities(values, holds), self.share), weights)
+        total = trusted.sum(0)
+        shares = about.cap(torch.where(total > 0, trusted / total.clamp(min=1e-300), weights))
+        blend = (_not_too_loud(values, holds) * shares).sum(0)
+        return (_normalised(blend) if holds == "probabilities" else blend).to(values.dtype)
+
+    def models(self, models: Models, weights: Tensor, about: About) -> dict[str, Tensor]:
+        return Clipped().models(models, weights, about)
+
+
+@dataclass(frozen=True)
+class Auto(Agreement):
+    """`agreement` for opinions, which costs nothing where nobody lies, and the mean for models."""
+
+    name: ClassVar[str] = "auto"
+
+    def models(self, models: Models, weights: Tensor, about: About) -> dict[str, Tensor]:
+        return average(models, weights)
+
+
+@dataclass(frozen=True)
 class Blending:
     """How replies are blended: the blend, and the most that one client may weigh."""
 
@@ -194,6 +228,11 @@ class Blending:
     def is_mean(self) -> bool:
         """Whether values are blended as the method says."""
         return isinstance(self.blend, Mean)
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether the experiment asks for a blend, also where the method has one of its own."""
+        return not isinstance(self.blend, Mean | Auto)
 
     def cap(self, weights: Tensor) -> Tensor:
         """These weights [K, ...] with none above the limit; what is above goes to the others, in proportion."""
@@ -285,6 +324,15 @@ def _near_the_middle(models: Models, weigh: Callable[[Tensor], Tensor]) -> dict[
         for values in [_stacked(models, key)]
     }
     return {key: _like(moved.get(key, value), value) for key, value in first.items()}
+
+
+def _not_too_loud(values: Tensor, holds: Holds) -> Tensor:
+    """The opinions as they are, but for clients whose logits are far larger than those of the others."""
+    finite = _finite(values)
+    if holds == "probabilities":
+        return finite.clamp(0.0, 1.0)
+    lengths = (finite - finite.mean(-1, keepdim=True)).norm(dim=-1, keepdim=True).mean(1, keepdim=True)
+    return finite * _at_most(lengths, LOUDEST * _middle_of(lengths))
 
 
 def _at_most(lengths: Tensor, limit: Tensor) -> Tensor:

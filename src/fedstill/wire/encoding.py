@@ -155,6 +155,26 @@ def _own(value: Tensor) -> Tensor:
     return value.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
+@dataclass(frozen=True)
+class Outline:
+    """What a message's header says, without its numbers."""
+
+    type: str | None
+    envelope: dict[str, Any]
+    arrays: dict[str, Declared]
+    plain: dict[str, Any]
+
+
+def outline(raw: bytes) -> Outline:
+    """What is in these bytes, whatever their type; raises BadMessage if they hold no message."""
+    try:
+        whole_header = _header(_unseal(raw))
+        header = json.loads(whole_header["__metadata__"]["fedstill"])
+        return Outline(header.pop("type"), header, _declared(whole_header), dict(header.pop("plain")))
+    except Exception as error:
+        raise BadMessage(f"unreadable message of {len(raw)} bytes ({_said(error)}).") from error
+
+
 def decode(
     raw: bytes, types: Mapping[str, type[Message]], restore: Restore | None = None, admit: Admit | None = None
 ) -> Parcel:

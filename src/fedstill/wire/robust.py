@@ -24,6 +24,10 @@ NORMAL = 1.4826
 """Turns the median distance from the median into the standard deviation, for a normal distribution."""
 DUST = 1e-9
 """Differences of weights up to this are rounding errors."""
+DEVIATIONS = 3.0
+"""How many standard deviations of a correlation by chance a client must be off."""
+COPY = 0.999
+"""Opinions with a higher correlation are copies: models that were trained apart never agree so closely."""
 ROUNDING = 1e-12
 """Variances up to this count as zero: standard deviations of a millionth."""
 
@@ -103,6 +107,36 @@ def capped(weights: Tensor, most: float) -> Tensor:
         spread = torch.where(over, most, (1 - most * over.double().sum(0)).clamp(min=0) * shares)
         result = torch.where(over.any(0), spread, result)
     return result
+
+
+def agreeing(opinions: Tensor, share: float) -> Tensor:
+    """How far each client is to be trusted, 0 to 1, as [K]: 0 where it agrees too little with most of the others.
+
+    Two clients agree as their probabilities correlate over samples, each class around its own mean, so that a thousand
+    samples tell a weak model from a liar. Of K clients more than half are honest, so every honest one has K // 2
+    others that agree with it: a client's agreement is the K // 2-th largest of its correlations. It is too little
+    below `share` of the majority's median, by more than chance does with so few samples. Copies of one opinion, if a
+    minority, count once together.
+    """
+    clients, samples, classes = opinions.shape
+    if clients < 3:
+        return torch.ones(clients, dtype=torch.float64)
+    centred = (opinions.double() - opinions.double().mean(1, keepdim=True)).flatten(1)
+    unit = centred / centred.norm(dim=1, keepdim=True).clamp(min=1e-300)
+    correlations = unit @ unit.T
+    alone = correlations.masked_fill(torch.eye(clients, dtype=torch.bool), -torch.inf)
+    agreement = alone.sort(1, descending=True).values[:, clients // 2 - 1]
+    majority = agreement.sort(descending=True).values[: clients // 2 + 1].median()
+    chance = DEVIATIONS / math.sqrt(samples * max(classes - 1, 1))
+    trusted = (agreement >= share * majority - chance) | (majority <= chance)
+    return torch.as_tensor(trusted.double() / _copies(opinions, correlations))
+
+
+def _copies(opinions: Tensor, correlations: Tensor) -> Tensor:
+    """How many clients say the same as each; 1 where honest ones may, too: the majority, and votes of 0 or 1."""
+    are_votes = (opinions.amax(-1) > COPY).all(1)
+    copies = (correlations > COPY).sum(1).clamp(min=1)
+    return torch.where(are_votes | (2 * copies > len(opinions)), 1, copies)
 
 
 def most(share: float, clients: int) -> int:
