@@ -48,7 +48,8 @@ def ledger(record: Record, verb: str) -> list[dict[str, Any]]:
 
 
 def both(experiment: Experiment, folder: Path) -> tuple[Record, Record]:
-    return run(experiment, folder / "open"), run(masked(experiment), folder / "masked")
+    plain = experiment.model_copy(update={"blend": "mean"})
+    return run(plain, folder / "open"), run(masked(plain), folder / "masked")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich import box
 from rich.console import Console
 from rich.progress import Progress
@@ -21,6 +22,7 @@ from fedstill.results.audit import Findings
 def run(folder: Path, console: Console, stand_in: str | None, shadows: int) -> Findings:
     """Audit a run, with progress, and write the findings into its folder."""
     plan, record = audit.plan_of(folder)
+    torch.set_num_threads(plan.experiment.threads)  # as in the run: the numbers depend on it
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("asking the clients", total=None)
 

@@ -36,6 +36,8 @@ FILE = "audit.json"
 SHADOWS = 16
 LESSONS = 20
 """Epochs that a stand-in learns from opinions."""
+LESSON = 128
+"""Public rows in a step of it."""
 MOST_EPOCHS = 30
 """Epochs that a shadow of a client is trained at most."""
 MOST_ROWS = 2000
@@ -173,7 +175,7 @@ class Attacker:
         self.server = plan.make_server(tell_nobody)
         epochs = min(MOST_EPOCHS, experiment.train.epochs * experiment.rounds)
         train = TrainSettings(epochs=epochs, max_length=experiment.train.max_length)
-        self.spec = PartySpec(model, train, PhaseSettings(epochs=LESSONS))
+        self.spec = PartySpec(model, train, PhaseSettings(epochs=LESSONS, batch=LESSON))
 
     def seed(self, name: str) -> int:
         """For everything that is drawn about a client."""
