@@ -42,6 +42,7 @@ COUNTS = {
     "save_every": 7,
     "blend": "median",
     "max_share": None,
+    "privacy": {"kind": "head", "epsilon": 3},
 }
 IS_LOCAL = {
     "corpus": "reviews",
