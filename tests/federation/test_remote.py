@@ -268,6 +268,7 @@ def test_whatever_a_site_answers_the_run_goes_on_without_it(together: Make) -> N
     assert record.is_finished
 
 
+@pytest.mark.slow
 def test_a_run_that_needs_everybody_ends_in_one_sentence_that_names_site_and_reason(together: Make) -> None:
     stage = together(quorum=1.0)
 
@@ -286,6 +287,7 @@ def test_a_run_that_needs_everybody_ends_in_one_sentence_that_names_site_and_rea
     assert stage.notes == ["garden: no usable reply: Hello.size is 0: at least 1 is expected."]
 
 
+@pytest.mark.slow
 def test_a_method_that_needs_label_counts_says_who_withholds_them(together: Make, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"
@@ -451,6 +453,7 @@ def test_nobody_is_asked_any_more_when_a_run_has_been_interrupted(together: Make
 # Going on
 
 
+@pytest.mark.slow
 def test_the_operators_wish_ends_a_job_after_the_round_and_it_goes_on_later(together: Make, impatient: None) -> None:
     stage = together({"silence": "1s", "failures": 1})
 

@@ -257,6 +257,7 @@ def test_what_is_no_frame_is_a_bad_message_and_nothing_worse(raw: object) -> Non
 # The worker
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_over_and_over_is_a_failure_and_not_an_endless_loop(
     together: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
