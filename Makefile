@@ -12,7 +12,7 @@ JOBS ?= 2
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## five organisations teach each other on two CPU cores, in about two minutes
+demo: $(READY) ## five organisations teach each other on two CPU cores, in about three minutes
 	$(BIN)/fedstill demo
 
 test: lint ## the linters and the tests, without those that take minutes each

@@ -104,7 +104,7 @@ class Gains:
         """Each organisation's scores before and after."""
         title = "\nWhat each organisation gained: weighted F1 on its own tweets and on all five's"
         table = Table(title=title, title_justify="left")
-        for column in ("organisation", "its model", "own: alone", "after", "all five: alone", "after", "gain"):
+        for column in ("organisation", "its model", "own: alone", "after", "all: alone", "after", "gain"):
             table.add_column(column, justify="left" if column in ("organisation", "its model") else "right")
         for client in self.clients:
             own, every = f"test/{client}", "test"
