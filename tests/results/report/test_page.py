@@ -144,8 +144,9 @@ def test_runs_on_other_corpora_are_compared_apart(tmp_path: Path) -> None:
 
 
 def test_privacy_spent_is_drawn_where_there_is_some(tmp_path: Path) -> None:
-    write_run(tmp_path, "AdaFD", epsilon=2.0)
-    write_run(tmp_path, "DSFL", epsilon=4.0)
+    for method, most in (("AdaFD", 2.0), ("DSFL", 4.0)):
+        told = {"kind": "head", "budget": 8.0, "delta": 1e-5, "noise": "seeded", "spent": {"companies": most}}
+        write_run(tmp_path, method, epsilon=told)
     write_run(tmp_path, "FedID")
     found = Page(page(load_runs([tmp_path]))).text
     assert "Score against epsilon" in found

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedstill.results.record import Record
+from fedstill.results.report.charts import run_charts
 from fedstill.results.report.material import reading_once
 from fedstill.results.report.series import RunSeries, fewer, mean_of, series
 from fedstill.results.report.words import spans
@@ -119,9 +120,21 @@ def test_a_summary_alone_is_enough(tmp_path: Path) -> None:
     told = {"kind": "head", "budget": 8.0, "delta": 1e-5, "noise": "seeded", "spent": {"companies": 1.5, "sports": 2.5}}
     shown = series_of(write_run(tmp_path, "AdaFD", epsilon=told, notes=["a fallback"]))
     assert shown.epsilon == 2.5
-    assert shown.facts["Privacy"] == "head, budget epsilon 8, delta 1e-05, noise seeded"
+    assert shown.facts["Privacy"].startswith("epsilon 1.50 to 2.50 of 8.00 spent")
     assert shown.scores == {}
     assert [remark.says for remark in shown.remarks] == ["a fallback"]
+
+
+def test_epsilon_is_drawn_by_round(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "AdaFD")
+    lines = [
+        {"round": number, "party": "sports", "observation": "epsilon", "values": {"spent": number / 2, "left": 1.0}}
+        for number in (1, 2)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = series_of(folder)
+    assert shown.spent == {"sports": {1: 0.5, 2: 1.0}}
+    assert [chart.title for chart in run_charts(shown)["went"]] == ["Epsilon by round"]
 
 
 def test_many_clients_become_their_lowest_mean_and_highest() -> None:

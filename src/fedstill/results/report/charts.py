@@ -51,7 +51,7 @@ def run_charts(run: RunSeries) -> dict[str, list[Chart]]:
     """The charts of one run, by the part of the page in which they stand."""
     found: dict[str, list[Chart | None]] = {
         "trained": [holdings(run)],
-        "went": [scores(run), domains(run), losses(run), weights(run), bytes_by_round(run), seconds(run)],
+        "went": [scores(run), domains(run), losses(run), weights(run), spent(run), bytes_by_round(run), seconds(run)],
         "out": [gains(run), confusion(run), reliability(run)],
     }
     return {part: [chart for chart in charts if chart is not None] for part, charts in found.items()}
@@ -92,6 +92,12 @@ def domains(run: RunSeries) -> Chart | None:
 def losses(run: RunSeries) -> Chart | None:
     """The losses that the method observed, by round."""
     return _lines("Loss by round", "Losses that parties told each other.", fewer(run.losses), "loss", _order(run))
+
+
+def spent(run: RunSeries) -> Chart | None:
+    """Every client's epsilon by round."""
+    says = "The privacy that every client had spent after each round: the smaller, the less can be known of one row."
+    return _lines("Epsilon by round", says, fewer(run.spent), "epsilon", _order(run))
 
 
 def weights(run: RunSeries) -> Chart | None:

@@ -10,6 +10,7 @@ from typing import Any
 from fedstill.data.corpora import load
 from fedstill.data.partition import Partition
 from fedstill.learning.metrics import METRICS
+from fedstill.parties.private import EPSILON
 from fedstill.results.members import Member
 from fedstill.results.picture import holdings
 from fedstill.results.record import Record
@@ -53,11 +54,13 @@ class RunSeries:
     run: Run
     rounds: int
     epsilon: float | None
+    """The most that a client spent; None if nothing was promised."""
     facts: dict[str, str]
     parties: tuple[Party, ...]
     scores: Curves
     by_domain: Curves
     losses: Curves
+    spent: Curves
     weights: Grid | None
     bytes: Curves
     seconds: Curves
@@ -102,12 +105,13 @@ def series(run: Run, read: ReadCorpus = load, alone: Run | None = None, has_text
     return RunSeries(
         run=run,
         rounds=int(record.summary.get("rounds", 0)),
-        epsilon=_epsilon(record.summary.get("epsilon")),
+        epsilon=max((record.summary.get("epsilon") or {}).get("spent", {}).values(), default=None),
         facts=words.facts(run, record, material),
         parties=_parties(run, record.summary.get("models", {}), material.parts),
         scores=_scores([line for line in measured if line["split"] == POOLED], run.metric),
         by_domain=_by_domain(measured, run),
         losses=_losses(record),
+        spent=_spent(record),
         weights=_weights(record),
         bytes=_bytes(record),
         seconds=_seconds(record),
@@ -154,11 +158,13 @@ def fewer(curves: Curves, kept: Sequence[str] = (SERVER,)) -> Curves:
     return {name: curve for name, curve in curves.items() if name in kept} | few
 
 
-def _epsilon(value: Any) -> float | None:
-    """The privacy spent: a number, or the most that a client spent."""
-    if isinstance(value, Mapping):
-        return max(map(float, value.get("spent", {}).values()), default=None)
-    return None if value is None else float(value)
+def _spent(record: Record) -> Curves:
+    """The epsilon that every client had spent after each round."""
+    curves: Curves = {}
+    for line in record.metrics:
+        if line.get("observation") == EPSILON:
+            curves.setdefault(line["party"], {})[line["round"]] = float(line["values"]["spent"])
+    return curves
 
 
 def _holdings(material: Material) -> Grid | None:

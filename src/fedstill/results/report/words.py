@@ -37,11 +37,9 @@ def facts(run: Run, record: Record, material: Material) -> dict[str, str]:
         "Models": ", ".join(dict.fromkeys(summary.get("models", {}).values())),
         "Partition": str(partition.get("kind", "")),
         "Rounds": str(summary.get("rounds", "")),
+        "Privacy": (record.privacy or "").removeprefix("privacy: "),
         "Engine": material.engine + ("" if material.is_simulated else ": not a simulation"),
     }
-    if isinstance(spent := summary.get("epsilon"), dict):
-        said = f"{spent['kind']}, budget epsilon {spent['budget']:g}, delta {spent['delta']:g}, noise {spent['noise']}"
-        known["Privacy"] = said
     if parts is not None:
         train, test = (sum(map(len, each.values())) for each in (parts.train, parts.test))
         known["Rows"] = f"{train:,} private for training, {len(parts.public):,} public, {test:,} for testing"
