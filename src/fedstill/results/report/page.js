@@ -38,6 +38,7 @@
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: ink, size: 13, family: getComputedStyle(document.body).fontFamily },
       margin: { l: 50, r: 12, t: 12, b: 45 },
+      showlegend: data.some((trace) => trace.name !== undefined),
       legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
       hoverlabel: { bgcolor: isDark() ? "#1d2329" : "#ffffff", font: { color: ink } },
       ...layout,
