@@ -124,7 +124,11 @@ class Conductor:
         self.check_quorum(names, messages, failures)
         if self.masking is not None and any(is_masked(type(said)) for said in messages.values()):
             return self.masking.opened(names, messages, failures)
-        return Replies(messages, self.clients, tuple(failures), self.blending_now())
+        return replace(self.replies(messages), failures=tuple(failures))
+
+    def replies(self, messages: dict[str, M]) -> Replies[M]:
+        """Messages by client as methods see them: with the clients' greetings and the experiment's blend."""
+        return Replies(messages, self.clients, (), self.blending_now())
 
     def check_quorum(self, names: Sequence[str], messages: Mapping[str, Message], failures: Sequence[Failure]) -> None:
         enough = needed(self.plan.experiment.quorum, len(names))
