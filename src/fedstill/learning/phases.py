@@ -138,6 +138,8 @@ class Phase:
         self.lasts = {"never": math.inf, "epoch": max(1, epoch), "batch": 1}[settings.restart]
         """The steps from one restart to the next."""
         self.taken = 0
+        self.is_on_card = False
+        """Whether a GPU's fast path is taking a step just now."""
         self.device = next(model.parameters()).device
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimiser = optimiser(settings, rate, self.parameters, fast_of(model).optimiser)
@@ -149,10 +151,37 @@ class Phase:
         """The rate of the next step."""
         return self.rate * share_of_rate(self.settings, int(self.taken % self.lasts), self.steps)
 
-    def step(self, rows: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
-        """One optimiser step on those rows of the data; `loss` maps their logits to a scalar. Returns the loss."""
+    def step(self, rows: Tensor, loss: Callable[..., Tensor], also: Examples | None = None) -> Tensor:
+        """One optimiser step on those rows of the data; `loss` maps their logits to a scalar. Returns the loss.
+
+        The logits of other rows, `also`, are the loss's second argument. The loss must not ask for more of the model.
+        """
+        parts = [self.data.pick(rows.numpy()), *([] if also is None else [also])]
+        if (value := self._step_on_card(parts, loss)) is not None:
+            return value
         with self.stream():
-            return self._step(self.data, rows, loss)
+            logits = [self.logits(part, torch.arange(len(part))) for part in parts]
+            value = loss(*logits)
+            self.descend(value)
+            return value.detach()
+
+    def _step_on_card(self, parts: list[Examples], loss: Callable[..., Tensor]) -> Tensor | None:
+        """The loss of a step that a GPU's fast path takes; None where it cannot."""
+        self.is_on_card = True
+        try:
+            value = card.step(self, parts, loss)
+        finally:
+            self.is_on_card = False
+        if value is not None:
+            self.taken += 1
+        return value
+
+    def gradient_norm(self, value: Tensor) -> float:
+        """Inside a step's loss: the norm of this value's gradient with respect to the parameters."""
+        if (norm := card.gradient_norm(self, value)) is not None:
+            return norm
+        found = torch.autograd.grad(value, self.parameters, retain_graph=True, allow_unused=True)
+        return float(torch.stack([part.norm() for part in found if part is not None]).norm())
 
     def _step(
         self, data: Examples, rows: Tensor, loss: Callable[[Tensor], Tensor], passes: Passes | None = None
@@ -185,6 +214,8 @@ class Phase:
 
     def spoken(self, data: Examples) -> Tensor:
         """The logits of the data in one batch in train mode, dropout and all, without learning; on the CPU."""
+        if (said := card.spoken(self, data)) is not None:
+            return said
         with self.stream(), torch.no_grad():
             return self.logits(data, torch.arange(len(data))).cpu()
 
