@@ -40,6 +40,22 @@ def is_own(name: str) -> bool:
     return ":" in name.replace("[:", "")
 
 
+def name_of(cls: type) -> str:
+    """The name that finds a class again, in other processes too: ours by its own name, others by their file or package.
+
+    A class of a notebook is in no file, and is refused.
+    """
+    if cls.__module__.startswith("fedstill."):
+        return cls.__name__
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
+    if cls.__qualname__ != cls.__name__ or not file.endswith(".py"):
+        raise FedstillError(
+            f"{cls.__qualname__} cannot be found again by other processes: write it at the top level of a file, and "
+            f"import it from there or name it as `file.py:{cls.__name__}`."
+        )
+    return f"{cls.__module__ if '.' in cls.__module__ else Path(file).resolve()}:{cls.__name__}"
+
+
 _allowed: Mapping[str, str] | None = None
 
 

@@ -16,7 +16,8 @@ from safetensors.numpy import save
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import Begun, Finished, Noted, Preparing, Tell, tell_nobody
 from fedstill.common.files import write_whole
-from fedstill.config.experiment import Experiment, load_experiment
+from fedstill.config.experiment import Experiment, load_begun
+from fedstill.data.corpora.memory import kept_name
 from fedstill.engines import checkpoint, ranks, torchrun
 from fedstill.engines.books import Books
 from fedstill.engines.checkpoint import Manifest
@@ -42,8 +43,10 @@ def run(
     _make_room(folder, force, experiment)
     tell(Preparing(str(folder)))
     with stopping_on_sigterm(), _explaining(folder), held(folder):
-        experiment, plan, corpus = prepare(experiment, folder.resolve())
+        experiment, plan, corpus = prepare(experiment.kept_in(folder.resolve()), folder.resolve())
         write_whole(folder / "partition.safetensors", save(plan.partition.to_arrays()))
+        for name, rows in experiment.held_files().items():
+            write_whole(folder / name, rows)
         write_whole(
             folder / "experiment.yaml", experiment.to_yaml().encode()
         )  # last: a folder with this file holds a run
@@ -60,7 +63,7 @@ def resume(folder: str | Path, tell: Tell = tell_nobody) -> Record:
         checkpoint.clear(folder)  # a kill after the last line of a run leaves it behind
         raise FedstillError(f"{folder} is finished; look at it with: fedstill compare {folder}")
     tell(Preparing(str(folder)))
-    experiment = load_experiment(folder / "experiment.yaml")
+    experiment = load_begun(folder)
     make = maker_of(experiment.engine, folder)
     with stopping_on_sigterm(), _explaining(folder), held(folder):
         experiment, plan, corpus = prepare(experiment, folder.resolve())
@@ -88,8 +91,8 @@ def differences(experiment: Experiment, folder: Path) -> list[str] | None:
     """The keys in which the experiment differs from the one that was begun in this folder; None if none was."""
     if not (folder / "experiment.yaml").exists():
         return None
-    there = load_experiment(folder / "experiment.yaml").model_dump(mode="json")
-    wanted = experiment.resolved().model_dump(mode="json")
+    there = load_begun(folder).model_dump(mode="json")
+    wanted = experiment.kept_in(folder.resolve()).resolved().model_dump(mode="json")
     return changed_keys(_what_counts(there) | {"labels": None}, _what_counts(wanted) | {"labels": None})
 
 
@@ -97,7 +100,7 @@ def follow(place: Place) -> None:
     """What every rank except 0 does under torchrun, until rank 0 ends."""
 
     def plan_of(folder: Path) -> Plan:
-        return prepare(load_experiment(folder / "experiment.yaml"), folder)[1]
+        return prepare(load_begun(folder), folder)[1]
 
     torchrun.follow(place, plan_of)
 
@@ -147,8 +150,14 @@ def begun(plan: Plan, after: Manifest | None, hosts: str, counts: Mapping[str, i
 
 
 def _what_counts(experiment: dict[str, Any]) -> dict[str, Any]:
-    """The experiment without its engine, on which the numbers do not depend."""
-    return {key: value for key, value in experiment.items() if key != "engine"}
+    """The experiment without its engine and the folder that it is in, on which the numbers do not depend."""
+    return {key: _anywhere(value) for key, value in experiment.items() if key != "engine"}
+
+
+def _anywhere(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _anywhere(part) for key, part in value.items()}
+    return kept_name(value) if isinstance(value, str) else value
 
 
 def _make_room(folder: Path, force: bool, experiment: Experiment) -> None:

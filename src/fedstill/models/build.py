@@ -27,6 +27,7 @@ from fedstill.data.artefacts import fetch
 from fedstill.data.tokens import Tokenizer
 from fedstill.learning.losses import Loss, ce, likelihood
 from fedstill.models.images import IMAGE_MODELS
+from fedstill.models.labelling import Predictions, Texts, label, pipeline
 from fedstill.models.small import SMALL
 from fedstill.models.text_to_text import TextToText, is_text_to_text, keep_layers, label_words
 from fedstill.models.tokenizers import HashedNgrams, HashedTokens, load_tokenizer, read_tokenizer
@@ -121,6 +122,8 @@ class Model:
     """The loss on labelled rows."""
     label_tasks: torch.Tensor | None = None
     """The task of each label, if there are several tasks."""
+    max_length: int | None = None
+    """The most tokens that `predict` reads of a text; None: 128."""
 
     @property
     def architecture(self) -> str:
@@ -132,6 +135,22 @@ class Model:
     def parameters(self) -> int:
         """The number of its parameters."""
         return sum(p.numel() for p in self.module.parameters())
+
+    def predict(self, texts: Texts, allowed: Sequence[str] | None = None) -> Predictions:
+        """The labels of texts, or of pairs of texts, and the probabilities of all; `allowed` leaves only some labels.
+
+        >>> record.model("server").predict(["lovely, thank you"]).labels
+        ['good']
+        """
+        return label(self, texts, allowed)
+
+    def pipeline(self, **options: Any) -> Any:
+        """A `transformers` pipeline for text classification, if transformers made the model; options are for it.
+
+        >>> record.model("server").pipeline(top_k=1)("lovely, thank you")
+        [{'label': 'good', 'score': 0.93}]
+        """
+        return pipeline(self, **options)
 
     def save(self, folder: Path) -> None:
         """Write weights, tokenizer and label names, for `load` (or, of transformers' models, `from_pretrained`)."""
