@@ -44,6 +44,7 @@ def test_a_run_keeps_its_rows_and_only_the_columns_that_it_uses(
         {name: row[name] for name in ("title", "body", "stars", "shop")} for row in rows
     ]
     assert yaml.safe_load((record.folder / "experiment.yaml").read_text())["corpus"]["path"] == str(kept.resolve())
+    assert not (record.folder / "code.json").exists()  # which has hashes of own code only
 
 
 def test_a_moved_folder_still_has_its_rows(record: fedstill.Record, tmp_path: Path) -> None:

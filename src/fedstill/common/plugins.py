@@ -56,6 +56,16 @@ def name_of(cls: type) -> str:
     return f"{cls.__module__ if '.' in cls.__module__ else Path(file).resolve()}:{cls.__name__}"
 
 
+def own_files(settings: Any) -> list[Path]:
+    """The files of all classes that settings name as `file.py:Class`, each once."""
+    if isinstance(settings, Mapping):
+        settings = list(settings.values())
+    if isinstance(settings, list):
+        return list(dict.fromkeys(file for part in settings for file in own_files(part)))
+    name = settings.rpartition(":")[0] if isinstance(settings, str) else ""
+    return [Path(name)] if name.endswith(".py") and Path(name).is_file() else []
+
+
 _allowed: Mapping[str, str] | None = None
 
 
