@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -182,16 +182,14 @@ class Experiment(Settings):
     _made: tuple[dict[str, Any], Algorithm] | None = PrivateAttr(None)
     """The algorithm, and the settings that it was made from."""
 
-    if not TYPE_CHECKING:  # type checkers see the fields
+    def __init__(self, **values: Any) -> None:
+        """An experiment in a program: the keys of a file, in all their short forms; mistakes are sentences."""
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise FedstillError(_sentences(error, Experiment, lambda path: "Experiment")) from error
 
-        def __init__(self, **values: Any) -> None:
-            """An experiment in a program; mistakes are sentences, as in a file."""
-            try:
-                super().__init__(**values)
-            except ValidationError as error:
-                raise FedstillError(_sentences(error, Experiment, lambda path: "Experiment")) from error
-
-        __init__.__pydantic_base_init__ = True  # files are validated without it: their errors name a line
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # files are validated without it
 
     @field_validator("labels")
     @classmethod

@@ -152,8 +152,9 @@ class Model:
         """
         return pipeline(self, **options)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: str | Path) -> None:
         """Write weights, tokenizer and label names, for `load` (or, of transformers' models, `from_pretrained`)."""
+        folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if self.tokenizer is not None:
             self.tokenizer.save(folder)
