@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,18 @@ def test_clone_and_parameters_follow_scikit_learn(taught: FederatedClassifier) -
         copy.predict(["great"])
 
 
-def test_it_can_be_pickled(taught: FederatedClassifier) -> None:
+def test_it_can_be_pickled_and_its_folder_goes_with_it(
+    taught: FederatedClassifier, parts: dict[str, tuple[list[str], list[int]]]
+) -> None:
     again = pickle.loads(pickle.dumps(taught))
     assert again.predict(["great lovely"]).tolist() == taught.predict(["great lovely"]).tolist()
+    other = clone(taught).fit(parts)
+    folder = other.record_.folder
+    assert folder.is_dir()
+    del other
+    gc.collect()
+    assert not folder.exists()
+    assert taught.record_.folder.is_dir()
 
 
 def test_public_texts_and_the_records_folder_are_the_users(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -107,9 +109,7 @@ class FederatedClassifier:
                 **(self.settings or {}),
             }
         )
-        self._scratch = tempfile.TemporaryDirectory(prefix="fedstill-") if self.out is None else None
-        folder = self.out if self._scratch is None else os.path.join(self._scratch.name, "run")
-        self.record_ = run(experiment, folder, progress=self.progress)
+        self.record_ = run(experiment, self._folder() if self.out is None else self.out, progress=self.progress)
         self.model_ = checked(self.record_.folder, self.party).model(self.party, trust_code=True)
         self.classes_ = classes
         return self
@@ -146,9 +146,11 @@ class FederatedClassifier:
         changed = {name: value for name, value in self.get_params().items() if value is not defaults[name].default}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Everything but the folder that is removed with this object."""
-        return {name: value for name, value in vars(self).items() if name != "_scratch"}
+    def _folder(self) -> str:
+        """A new folder that is removed with this object."""
+        folder = tempfile.mkdtemp(prefix="fedstill-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return folder
 
     def _ready(self) -> FederatedClassifier:
         if not hasattr(self, "model_"):

@@ -376,7 +376,11 @@ def _inherit(own: Any, general: BaseModel) -> Any:
 
 
 def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
-    """Read an experiment file and apply overrides; errors name the file and the line."""
+    """Read an experiment file and apply overrides; errors name the file and the line.
+
+    >>> fedstill.load_experiment("shops.yaml", ["rounds=5", "train.rate=5e-4"]).rounds
+    5
+    """
     source = Source.read(Path(path))
     source.override(overrides)
     return from_source(source)

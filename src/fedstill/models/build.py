@@ -194,6 +194,9 @@ def load(folder: str | Path, trust_code: bool = False) -> Model:
     """A model that `Model.save` wrote: one of a run's `models/<party>` folders.
 
     A model of somebody's own class runs the code of a file that the folder names, which needs `trust_code`.
+
+    >>> fedstill.load_model("runs/shops/seed-0/models/books").predict(["lovely, thank you"]).labels
+    ['good']
     """
     folder = Path(folder)
     if not (folder / MARKER).exists():

@@ -29,7 +29,12 @@ Texts = Sequence[str] | Sequence[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of some texts, in their order."""
+    """What a model says of some texts, in their order.
+
+    >>> found = model.predict(["lovely, thank you"])
+    >>> found.labels, found.probabilities.shape, found.classes
+    (['good'], (1, 2), ('bad', 'good'))
+    """
 
     labels: list[str]
     """The likeliest label of each text."""

@@ -41,7 +41,7 @@ class Held:
         lines = (json.dumps(record, ensure_ascii=False, default=repr) for record in self.records)
         return "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass")
 
-    @property
+    @cached_property
     def file(self) -> str:
         """The name of the file that they are kept in; another name for other rows."""
         return f"rows-{_digest(self.data)}.jsonl"
