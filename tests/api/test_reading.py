@@ -13,7 +13,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import fedstill
 from fedstill import FedstillError
-from fedstill.results.inference import label_file
 
 
 def test_a_record_takes_a_string(record: fedstill.Record) -> None:
@@ -101,7 +100,6 @@ def test_predict_takes_texts_tables_and_files(
     given: list[Any] = [pairs, some, pandas.DataFrame(some), str(file), file]
     found = [fedstill.predict(str(record.folder), texts, "books") for texts in given]
     assert all(each.labels == found[0].labels for each in found)
-    assert [row[2] for row in label_file(record.folder, file, "books", None)][1:] == found[0].labels
     assert fedstill.predict(record, some, text="body").labels == record.model().predict([b for _, b in pairs]).labels
     table = found[0].to_pandas()
     assert list(table.columns) == ["label", "bad", "good", "so-so"]
@@ -111,6 +109,8 @@ def test_predict_takes_texts_tables_and_files(
 def test_a_party_without_a_model_is_named(record: fedstill.Record) -> None:
     with pytest.raises(FedstillError, match="has no model of 'book'; did you mean 'books'"):
         fedstill.predict(record, ["great"], "book")
+    with pytest.raises(FedstillError, match="this run has one task only: it has no task 'news'"):
+        fedstill.predict(record, ["great"], task="news")
 
 
 def test_compare_takes_records_and_paths(

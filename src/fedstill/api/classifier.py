@@ -21,11 +21,10 @@ from fedstill.config.experiment import Experiment
 from fedstill.data.corpora import memory
 from fedstill.models.build import Model
 from fedstill.models.labelling import Predictions, Texts
-from fedstill.results.inference import checked
 from fedstill.results.record import Record
 from fedstill.wire.messages import SERVER
 
-DOMAIN = "client"
+DOMAIN = "__client__"
 """The column that says whose a row is."""
 
 
@@ -110,7 +109,7 @@ class FederatedClassifier:
             }
         )
         self.record_ = run(experiment, self._folder() if self.out is None else self.out, progress=self.progress)
-        self.model_ = checked(self.record_.folder, self.party).model(self.party, trust_code=True)
+        self.model_ = self.record_.model(self.party, trust_code=True)
         self.classes_ = classes
         return self
 

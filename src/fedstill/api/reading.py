@@ -11,7 +11,6 @@ from fedstill.data.corpora import files, memory
 from fedstill.data.corpora.files import Columns, Row
 from fedstill.data.corpora.memory import Held
 from fedstill.models.labelling import Predictions, Texts
-from fedstill.results import inference
 from fedstill.results.compare import Comparison, load_runs
 from fedstill.results.compare import compare as compare_runs
 from fedstill.results.record import Record
@@ -52,10 +51,11 @@ def predict(
     >>> fedstill.predict("runs/shops/seed-0", ["lovely, thank you"]).labels
     ['good']
     """
-    record = inference.checked(_folder(run), party)
-    columns = inference.text_columns(record) if text is None else [text] if isinstance(text, str) else list(text)
+    record = run if isinstance(run, Record) else Record(run)
     model = record.model(party, trust_code)
-    return model.predict(_texts(texts, columns, encoding), allowed=inference.answers(record, model, task))
+    named = record.settings["corpus"]["text"] if text is None else text
+    columns = [named] if isinstance(named, str) else list(named)
+    return model.predict(_texts(texts, columns, encoding), allowed=record.labels_of(task))
 
 
 def _folder(run: Run) -> Path:

@@ -17,9 +17,11 @@ import yaml
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.files import MODELS, file_name, write_whole
+from fedstill.common.plugins import nearest
 from fedstill.common.rows import Rows
 from fedstill.common.version import VERSION
 from fedstill.common.words import listed
+from fedstill.data.corpora import CorpusSpec
 from fedstill.learning.fast import Fast, accelerate
 from fedstill.models import Model, load
 from fedstill.plan.plan import Plan
@@ -152,7 +154,12 @@ class Record:
 
         It reads as many tokens of a text as it did in the run, and computes as quickly.
         """
-        model = load(self.model_folder(party), trust_code)
+        folder = self.model_folder(party)
+        if not folder.is_dir():
+            parties = [path.name for path in folder.parent.glob("*")]
+            gone = "it kept no models." if self.is_finished else self._why_unfinished()
+            raise FedstillError(f"{self.folder} has no model of {party!r}; {nearest(party, parties) or gone}")
+        model = load(folder, trust_code)
         if self.settings:
             clients = self.settings["clients"]
             own = clients.get(party) if isinstance(clients, dict) else None
@@ -160,6 +167,20 @@ class Record:
             model.max_length = train["max_length"]
             accelerate(model.module, Fast.model_validate(self.settings.get("fast", {})))
         return model
+
+    def labels_of(self, task: str | None = None) -> list[str]:
+        """The labels that a text may have: all, or, if the run has several tasks, those of the named task."""
+        labels: list[str] = self.summary["labels"]
+        is_of_tasks = CorpusSpec.model_validate(self.settings["corpus"]).is_of_tasks
+        tasks = sorted({label.partition("/")[0] for label in labels}) if is_of_tasks else []
+        if task is None and not tasks:
+            return labels
+        if task not in tasks:
+            wanted = f"it has no task {task!r}" if task is not None else "name one of them"
+            raise FedstillError(
+                f"this run has {'the tasks ' + ', '.join(tasks) if tasks else 'one task only'}: {wanted}."
+            )
+        return [label for label in labels if label.partition("/")[0] == task]
 
     def model_folder(self, party: str = SERVER) -> Path:
         """The folder of a party's model."""
