@@ -13,12 +13,12 @@ from fedstill.common.errors import FedstillError
 from fedstill.common.events import RoundDone, Saving
 from fedstill.common.files import FileReference, file_name
 from fedstill.common.randomness import generator
+from fedstill.common.traces import in_words
 from fedstill.engines import checkpoint
 from fedstill.engines.books import Books
 from fedstill.engines.checkpoint import Manifest, folder_of
 from fedstill.engines.engine import Engine
 from fedstill.engines.host import export, read_state, write_state
-from fedstill.engines.hosting import in_words
 from fedstill.engines.masking import Masking
 from fedstill.engines.seconds import Seconds, Slip
 from fedstill.plan.caution import Caution, cautions
