@@ -160,10 +160,10 @@ class FedID(Algorithm):
         for number, rows in enumerate(torch.split(torch.arange(len(asked)), lesson.batch)):
             heard = Heard(me.name, me.size / lesson.total, lesson, number, rows, said[rows])
             own = self._rehearsed(me, phase) if self.rehearsal else None
-            phase.step(asked[rows], partial(self.client_step, me, heard, own), own)
+            phase.step(asked[rows], partial(self.client_step, me, heard, own=own), own)
 
     def client_step(
-        self, me: Client, heard: Heard, own: Labelled | None, logits: Tensor, rehearsed: Tensor | None = None
+        self, me: Client, heard: Heard, logits: Tensor, rehearsed: Tensor | None = None, own: Labelled | None = None
     ) -> Tensor:
         """What a client minimises at a step: Eq. 15, and the loss of a private batch if it rehearses."""
         spoken = self._spoken(me, heard, logits)

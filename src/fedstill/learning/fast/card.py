@@ -55,9 +55,9 @@ def learn(phase: Phase, targets: Tensor, loss: Any, class_weights: Tensor | None
 
 def step(phase: Phase, parts: Sequence[Examples], loss: Callable[..., Tensor]) -> Tensor | None:
     """One step of a phase on the card, in a meeting together with others; None where the card cannot take it."""
-    if phase.settings.optimiser != "adamw" or not all(_can(phase.model, part, phase.precision) for part in parts):
+    if not _can_step(phase) or not all(_can(phase.model, part, phase.precision) for part in parts):
         return None
-    from fedstill.learning.fast.gpu import open, together
+    from fedstill.learning.fast.gpu import open, together, turns
 
     if not together.can_stack(phase.model):
         return None
@@ -65,10 +65,14 @@ def step(phase: Phase, parts: Sequence[Examples], loss: Callable[..., Tensor]) -
     guest: _Guest | None = getattr(_here, "guest", None)
     if guest is not None:
         return guest.wait_for(turn)  # type: ignore[no-any-return]
-    (found,) = open.take_all([turn])
+    (found,) = turns.take_all([turn])
     if isinstance(found, Exception):
         raise found
     return found
+
+
+def _can_step(phase: Phase) -> bool:
+    return phase.settings.optimiser == "adamw" and fast_of(phase.model).steps
 
 
 def gradient_norm(phase: Phase, value: Tensor) -> float | None:
@@ -83,31 +87,31 @@ def gradient_norm(phase: Phase, value: Tensor) -> float | None:
 
 def spoken(phase: Phase, data: Examples) -> Tensor | None:
     """The logits of the data with dropout, on the CPU; None where the card cannot compute them."""
-    if phase.settings.optimiser != "adamw" or not _can(phase.model, data, phase.precision):
+    if not _can_step(phase) or not _can(phase.model, data, phase.precision):
         return None
-    from fedstill.learning.fast.gpu import open, together
+    from fedstill.learning.fast.gpu import together, turns
 
-    return _answer(open.Question(phase, data, True)) if together.can_stack(phase.model) else None
+    return _answer(turns.Question(phase, data, True)) if together.can_stack(phase.model) else None
 
 
 def predict(model: nn.Module, data: Examples, precision: str) -> Tensor | None:
     """The logits of the data, computed on the card, returned in fp32 on the CPU; None where the card cannot run it."""
     if not _can(model, data, precision):
         return None
-    from fedstill.learning.fast.gpu import open, together
+    from fedstill.learning.fast.gpu import open, together, turns
 
     if not together.can_stack(model):
         return None
     if (phase := open.phase_of(model)) is not None and len(data) <= FEW * phase.settings.batch:
-        return _answer(open.Question(phase, data, False))
+        return _answer(turns.Question(phase, data, False))
     return together.predict_packed(model, data)
 
 
 def _answer(question: Any) -> Tensor:
-    from fedstill.learning.fast.gpu import open
+    from fedstill.learning.fast.gpu import turns
 
     guest: _Guest | None = getattr(_here, "guest", None)
-    return open.answer_all([question])[0] if guest is None else guest.wait_for(question)
+    return turns.answer_all([question])[0] if guest is None else guest.wait_for(question)
 
 
 def _can(model: nn.Module, data: Examples, precision: str) -> bool:
@@ -145,12 +149,12 @@ def meet(works: Sequence[Callable[[], T]]) -> list[T]:
 
 def _work_together(waiting: Sequence[_Guest]) -> None:
     """Do what these guests wait for; those that wait for the same kind of work do it together."""
-    from fedstill.learning.fast.gpu import open, schedule, together
+    from fedstill.learning.fast.gpu import open, schedule, together, turns
 
     kinds: dict[type, Callable[[Any], Sequence[Any]]] = {
         schedule.Job: together.run_all,
-        open.Turn: open.take_all,
-        open.Question: open.answer_all,
+        open.Turn: turns.take_all,
+        turns.Question: turns.answer_all,
     }
     for kind, do in kinds.items():
         own = [guest for guest in waiting if isinstance(guest.job, kind)]

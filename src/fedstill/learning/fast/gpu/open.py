@@ -19,11 +19,9 @@ from torch import Tensor, nn
 
 from fedstill.data.examples import Examples
 from fedstill.learning.fast.anatomy import Anatomy, dissect
-from fedstill.learning.fast.card import WIDEST
 from fedstill.learning.fast.gpu.inputs import Inputs, Room, rounded, step_inputs
 from fedstill.learning.fast.gpu.packing import Packed
-from fedstill.learning.fast.gpu.schedule import architecture
-from fedstill.learning.fast.gpu.stack import LARGE, Slot, Stacked, lane, matrices, tables, through_head, vectors
+from fedstill.learning.fast.gpu.stack import Slot, Stacked, lane, matrices, tables, through_head, vectors
 
 if TYPE_CHECKING:
     from fedstill.learning.phases import Phase
@@ -39,15 +37,6 @@ class Turn:
     phase: Phase
     parts: Sequence[Examples]
     loss: Callable[..., Tensor]
-
-
-@dataclass(frozen=True)
-class Question:
-    """What a model on an open stack says to these texts: in eval mode, or with dropout."""
-
-    phase: Phase
-    data: Examples
-    train_mode: bool
 
 
 class OpenStack(Stacked):
@@ -141,7 +130,7 @@ class OpenStack(Stacked):
                 }
                 batches = [[parts[client]] if client in parts else [] for client in range(self.room.clients)]
                 graphs[self._give(batches, graphs, capture)][1]()
-                said = self.logits.cpu()
+                said = self.logits.to("cpu", copy=True)
                 for client, part in parts.items():
                     pieces[client].append(said[client, : len(part)])
         return {client: torch.cat(own) for client, own in pieces.items()}
@@ -267,39 +256,6 @@ class OpenStack(Stacked):
 
 
 HOMES: WeakKeyDictionary[nn.Module, tuple[OpenStack, int]] = WeakKeyDictionary()
-OPEN: dict[Any, list[OpenStack]] = {}
-"""Kept from round to round, so that graphs are captured only once."""
-KINDS: WeakKeyDictionary[Phase, Any] = WeakKeyDictionary()
-
-
-def take_all(turns: Sequence[Turn]) -> list[Tensor | Exception]:
-    """A step of every phase, those of one architecture together."""
-    found: dict[int, Tensor | Exception] = {}
-    for numbers in _groups([turn.phase for turn in turns]):
-        own = [turns[number] for number in numbers]
-        stack = home([turn.phase for turn in own], max(sum(map(len, turn.parts)) for turn in own))
-        found |= zip(numbers, stack.take(own), strict=True)
-    return [found[number] for number in range(len(turns))]
-
-
-def answer_all(questions: Sequence[Question]) -> list[Tensor]:
-    """What every model says, those of one stack together."""
-    found: dict[int, Tensor] = {}
-    for train_mode in (False, True):
-        numbers = [number for number, question in enumerate(questions) if question.train_mode == train_mode]
-        away = [number for number in numbers if train_mode and is_home(questions[number].phase) is None]
-        for group in _groups([questions[number].phase for number in away]):
-            phases = [questions[away[number]].phase for number in group]
-            home(phases, max(phase.settings.batch for phase in phases))
-        stacks: dict[int, list[int]] = {}
-        for number in numbers:
-            stacks.setdefault(id(HOMES[questions[number].phase.model][0]), []).append(number)
-        for group in stacks.values():
-            stack = HOMES[questions[group[0]].phase.model][0]
-            places = {HOMES[questions[number].phase.model][1]: number for number in group}
-            said = stack.answer({client: questions[number].data for client, number in places.items()}, train_mode)
-            found |= {number: said[client] for client, number in places.items()}
-    return [found[number] for number in range(len(questions))]
 
 
 def is_home(phase: Phase) -> tuple[OpenStack, int] | None:
@@ -318,56 +274,6 @@ def phase_of(module: nn.Module) -> Phase | None:
     member = found[0].members[found[1]] if found is not None and found[1] < len(found[0].members) else None
     phase = member() if member is not None else None
     return phase if phase is not None and phase.model is module and is_home(phase) is not None else None
-
-
-def home(phases: Sequence[Phase], rows: int) -> OpenStack:
-    """The stack where just these phases are open, with room for so many rows."""
-    known = HOMES.get(phases[0].model)
-    if known is not None and known[0].has(phases) and rows <= known[0].room.rows:
-        return known[0]
-    room = _room(phases, rows)
-    stacks = OPEN.setdefault((KINDS[phases[0]], room), [])
-    stack = next((each for each in stacks if each.is_free), None)
-    if stack is None:
-        anatomy = dissect(phases[0].model)
-        assert anatomy is not None
-        stack = OpenStack(anatomy, room, phases[0].device)
-        stacks.append(stack)
-    stack.adopt(phases)
-    return stack
-
-
-def _room(phases: Sequence[Phase], rows: int) -> Room:
-    first = phases[0]
-    anatomy = dissect(first.model)
-    assert anatomy is not None
-    longest = max(int(np.max(phase.data.store.lengths, initial=1)) for phase in phases)  # of all texts of the store
-    last = [part for part in anatomy.head if isinstance(part, nn.Linear)][-1]
-    return Room(
-        clients=len(phases),
-        rows=rows,
-        tables=tuple(len(table.weight) for table in tables(anatomy)),
-        longest=-(-longest // 64) * 64,
-        classes=last.out_features,
-        decay=first.settings.weight_decay,
-        clip=first.settings.clip,
-    )
-
-
-def _groups(phases: Sequence[Phase]) -> Iterator[list[int]]:
-    """The numbers of phases that can be in one stack."""
-    kinds: dict[Any, list[int]] = {}
-    for number, phase in enumerate(phases):
-        if phase not in KINDS:
-            settings = phase.settings
-            KINDS[phase] = architecture(phase.model), phase.device, settings.weight_decay, settings.clip
-        kinds.setdefault(KINDS[phase], []).append(number)
-    for alike in kinds.values():
-        anatomy = dissect(phases[alike[0]].model)
-        assert anatomy is not None
-        large = sum(part.numel() for slot in matrices(anatomy) for part in slot) > LARGE
-        widest = 1 if large else WIDEST
-        yield from (alike[start : start + widest] for start in range(0, len(alike), widest))
 
 
 def _moments(phase: Phase) -> list[tuple[Tensor, Tensor]]:
