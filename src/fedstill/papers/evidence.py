@@ -17,8 +17,8 @@ from fedstill.common.files import write_whole
 from fedstill.config.experiment import Experiment
 from fedstill.config.source import Source
 from fedstill.papers.communication import Account
-from fedstill.papers.curves import by_step, curve, weights
-from fedstill.papers.grid import Grid, GridRun, Selection, cell_run, check_scale
+from fedstill.papers.curves import by_step, curve, losses, weights
+from fedstill.papers.grid import Grid, GridRun, cell_run, check_scale, selected
 from fedstill.papers.kept import KeptRun
 from fedstill.papers.machine import machine_of
 from fedstill.papers.recipe import Recipe, read_recipe
@@ -140,6 +140,7 @@ def _line(grid: Grid, run: GridRun, outcome: Run) -> Line:
         "by_round": _rounded({split: each for split, each in curves.items() if each}),
         "origin": curve(outcome, POOLED, outcome.metric)[1],
         "weights": _rounded(weights(outcome)),
+        "losses": _rounded(losses(outcome)),
         "sampling": _rounded({who: found for who in ("teacher", "student") if (found := by_step(outcome, who))}),
         "sent": _sent(run) if grid.recipe.table == "communication" else {},
         "setting": setting(run),
@@ -193,8 +194,13 @@ def recall(source: Source, evidence: Evidence) -> tuple[Grid, Outcomes]:
     if not runs:
         raise FedstillError(f"{evidence.lines} has no line of scale {evidence.scale}. Run: {evidence.command}")
     ordered = sorted(runs, key=lambda run: _place(recipe, run))
-    grid = Grid(recipe, evidence.scale, _selection(recipe, evidence.scale, ordered), tuple(ordered))
+    grid = Grid(recipe, evidence.scale, selected(recipe, evidence.scale, ordered), tuple(ordered))
     return grid, outcomes
+
+
+def kept_scales(evidence: Evidence) -> set[str]:
+    """The scales of which lines are kept."""
+    return {str(line["scale"]) for _, line in _read(evidence.lines)} if evidence.lines.exists() else set()
 
 
 def _read(path: Path) -> Iterator[tuple[int, Line]]:
@@ -265,6 +271,7 @@ def _kept(run: GridRun, line: Line) -> KeptRun:
         },
         origin=line["origin"],
         weights=_numbered(line["weights"]),
+        losses=_numbered(line.get("losses", {})),  # lines of earlier versions have none
         sampling={who: _numbered(steps) for who, steps in line["sampling"].items()},
         sent=line["sent"],
         commit=line["commit"],
@@ -281,19 +288,6 @@ def _place(recipe: Recipe, run: GridRun) -> tuple[int, ...]:
     names = (run.group, list(recipe.groups)), (run.row, list(recipe.rows)), (run.columns[0], list(recipe.columns))
     group, row, column = (known.index(name) for name, known in names)
     return run.experiment.seed, group, column, row
-
-
-def _selection(recipe: Recipe, scale: str, runs: Sequence[GridRun]) -> Selection:
-    """The part of the table that is kept, and sentences about rows of the scale that are not."""
-    groups, rows = {run.group for run in runs}, {run.row for run in runs}
-    columns = {column for run in runs for column in run.columns}
-    wanted = recipe.scales[scale].rows or list(recipe.rows)
-    return Selection(
-        groups=tuple(name for name in recipe.groups if name in groups),
-        rows=tuple(name for name in recipe.rows if name in rows),
-        columns=tuple(name for name in recipe.columns if name in columns),
-        left_out=tuple(f"{name} is left out: no run of it is kept." for name in wanted if name not in rows),
-    )
 
 
 def origins(grid: Grid, outcomes: Outcomes, evidence: Evidence) -> list[str]:
