@@ -31,12 +31,12 @@ def figure(
     console = Console()
     if name is None:
         shown = Table(title="figures", title_justify="left", caption_justify="left")
-        for heading in ("name", "shows", "made from", "at scale small"):
+        for heading in ("name", "shows", "made by", "takes"):
             shown.add_column(heading, overflow="fold")
         for line in table.lines():
             shown.add_row(*map(escape, line))
         console.print(shown)
-        console.print("Make the runs with `fedstill reproduce RECIPE`, then: fedstill figure NAME", highlight=False)
+        console.print("After the runs: fedstill figure NAME RUNS --out FILE.png, .svg or .pdf", highlight=False)
         return
     found = table.find(name)
     path = out or Path(f"{found.replace('/', '-')}.png")

@@ -82,7 +82,8 @@ def _portable(value: Any) -> Any:
 def refuse_overrides(grid: Grid, source: Source) -> None:
     """Refuse to keep runs whose experiment is not the recipe's own."""
     for run in grid.runs:
-        if fingerprint(run.experiment) != fingerprint(_planned(source, grid.recipe, grid.scale, run).experiment):
+        planned = cell_run(source, grid.recipe, grid.scale, (run.group, run.row, run.columns), Path())
+        if fingerprint(run.experiment) != fingerprint(planned.experiment):
             raise FedstillError(
                 f"--keep: {run} is not the recipe's experiment, because of a key=value on the command line; the "
                 "evidence is of the recipe as it is. Change the recipe, or leave --keep out."
@@ -178,14 +179,19 @@ def recall(source: Source, evidence: Evidence) -> tuple[Grid, Outcomes]:
     check_scale(source, recipe, evidence.scale)
     runs, stale, taken = list[GridRun](), list[GridRun](), set[Any]()
     outcomes: dict[Path, Run | str] = {}
+    cells: dict[tuple[str, ...], tuple[GridRun, str]] = {}
     for number, line in _read(evidence.lines):
         if line["scale"] != evidence.scale:
             continue
         if _key(line) in taken:
             raise FedstillError(f"{evidence.lines}:{number}: a second line of {line['name']}, seed {line['seed']}.")
         taken.add(_key(line))
-        run = _run_of(source, recipe, evidence, line, number)
-        if fingerprint(run.experiment) != line["experiment"]:
+        cell = (line["group"], line["row"], *line["columns"])
+        if cell not in cells:  # its seeds differ in nothing else
+            first = _run_of(source, recipe, evidence, line, number)
+            cells[cell] = first, fingerprint(first.experiment)
+        run = _seeded(cells[cell][0], line["seed"], evidence)
+        if cells[cell][1] != line["experiment"]:
             stale.append(run)
         runs.append(run)
         outcomes[run.folder] = _kept(run, line)
@@ -215,7 +221,7 @@ def _read(path: Path) -> Iterator[tuple[int, Line]]:
 
 
 def _run_of(source: Source, recipe: Recipe, evidence: Evidence, line: Line, number: int) -> GridRun:
-    """The run of a line as the recipe plans it now."""
+    """The run of a line as the recipe plans it now, with the recipe's own seed."""
     named: list[tuple[str, Iterable[str], str]] = [
         ("group", recipe.groups, line["group"]),
         ("row", recipe.rows, line["row"]),
@@ -224,15 +230,13 @@ def _run_of(source: Source, recipe: Recipe, evidence: Evidence, line: Line, numb
     for kind, known, name in named:
         if name not in known:
             raise FedstillError(f"{evidence.lines}:{number}: the recipe has no {kind} {name!r} now; delete the line.")
-    run = GridRun(line["group"], line["row"], tuple(line["columns"]), Experiment(), evidence.lines)
-    planned = _planned(source, recipe, evidence.scale, run)
-    experiment = planned.experiment.model_copy(update={"seed": line["seed"]})
+    return cell_run(source, recipe, evidence.scale, (line["group"], line["row"], line["columns"]), Path())
+
+
+def _seeded(run: GridRun, seed: int, evidence: Evidence) -> GridRun:
+    experiment = run.experiment.model_copy(update={"seed": seed})
     # Below a file there is no folder: a run of the same name on this machine must not lend its predictions.
-    return replace(planned, experiment=experiment, folder=evidence.lines / experiment.name / f"seed-{line['seed']}")
-
-
-def _planned(source: Source, recipe: Recipe, scale: str, run: GridRun) -> GridRun:
-    return cell_run(source, recipe, scale, (run.group, run.row, run.columns), Path())
+    return replace(run, experiment=experiment, folder=evidence.lines / experiment.name / f"seed-{seed}")
 
 
 def _about_stale(stale: Sequence[GridRun], evidence: Evidence) -> str:

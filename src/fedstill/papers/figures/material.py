@@ -31,12 +31,17 @@ class Need:
         source = Source.read(path)
         return source, read_recipe(source)
 
-    def how(self, scale: str = "small") -> str:
-        """The command that makes the runs, and how long they take."""
+    def command(self, scale: str = "small") -> str:
+        """What makes the runs, or the figure itself where nothing is trained."""
         recipe = self.read()[1]
         asks = "".join(f" {key}=..." for key in recipe.asks | recipe.scales[scale].asks)
-        takes = recipe.scales[scale].takes
-        return f"`fedstill reproduce {self.recipe}{asks}`" + (f" ({takes})" if takes else "")
+        at = "" if scale == "small" else f" --scale {scale}"
+        return f"fedstill {f'reproduce {self.recipe}' if recipe.is_trained else f'figure {self.figure}'}{at}{asks}"
+
+    def how(self, scale: str = "small") -> str:
+        """The command, and how long it takes."""
+        takes = self.read()[1].scales[scale].takes
+        return f"`{self.command(scale)}`" + (f" ({takes})" if takes else "")
 
 
 @dataclass(frozen=True)

@@ -119,9 +119,9 @@ def _note(grid: Grid, outcomes: Outcomes, panels: Panels) -> str:
 
 
 def lines() -> list[tuple[str, str, str, str]]:
-    """Every figure: its name, what it shows, its recipe, and how long that takes at scale small."""
-    every = []
-    for name, figure in FIGURES.items():
-        recipe = Need(name, figure.recipe).read()[1]
-        every.append((name, figure.shows, figure.recipe, recipe.scales["small"].takes))
-    return every
+    """Every figure: its name, what it shows, and at scale small what makes its runs and how long that takes."""
+    needs = {name: Need(name, figure.recipe) for name, figure in FIGURES.items()}
+    return [
+        (name, FIGURES[name].shows, need.command(), need.read()[1].scales["small"].takes)
+        for name, need in needs.items()
+    ]

@@ -96,9 +96,9 @@ def _draw(sheet: Sheet, figure: Any) -> Any:
 
 def _arranged(sheet: Sheet) -> tuple[int, list[float], list[float]]:
     """How many panels stand side by side, how wide the columns are and how high the rows, in inches."""
-    if len(sheet.panels) == 1 and not isinstance(sheet.panels[0], Heat):
-        return 1, [6.0], [3.9]
     sizes = [_size(panel) for panel in sheet.panels]
+    if len(sizes) == 1:  # alone it may be larger
+        return 1, [max(6.0, sizes[0][0])], [max(2.8 if isinstance(sheet.panels[0], Heat) else 3.9, sizes[0][1])]
     spared = _spared(sheet)
     for abreast in range(min(len(sizes), sheet.abreast), 0, -1):
         across = math.ceil(len(sizes) / math.ceil(len(sizes) / abreast))  # no row is much shorter than the others
@@ -269,9 +269,10 @@ def _heat(axes: Any, panel: Heat, number: int, names: Sequence[str]) -> dict[str
     for row in panel.rules:
         axes.axhline(row - 0.5, color="#444444", linewidth=0.8)
     if _has_numbers(panel):
-        for (row, column), value in np.ndenumerate(values):
-            text = "–" if np.ma.is_masked(value) else f"{value:.{panel.digits}f}"
-            axes.text(column, row, text, ha="center", va="center", fontsize=7.5)
+        for row, cells in enumerate(panel.values):
+            for column, value in enumerate(cells):
+                text = "–" if value is None else f"{value:.{panel.digits}f}"
+                axes.text(column, row, text, ha="center", va="center", fontsize=7.5)
     return {}
 
 
