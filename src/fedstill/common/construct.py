@@ -42,7 +42,7 @@ def construct(
                 value = {"name": next((n for n, c in own().items() if c is default), default.__name__), **value}
             options[option] = construct(hints[option], value, own, inside)
     try:
-        made: T = _adapter(cls).validate_python(options)
+        made: T = _adapter(cls).validate_python(options)  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

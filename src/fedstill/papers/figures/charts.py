@@ -22,26 +22,30 @@ MOST_TEXTS = 400
 
 def languages(grid: Grid, outcomes: Outcomes) -> Panels:
     """The texts of every client on two principal components."""
-    found = []
+    found: Panels = []
     for group in grid.selection.groups:
         texts = texts_of(next(run.experiment for run in grid.runs if run.group == group))
         points = {name: cloud[:: -(-len(cloud) // MOST_TEXTS)] for name, cloud in clouds(texts).items() if len(cloud)}
         shown = {name: [(float(x), float(y)) for x, y in cloud] for name, cloud in points.items()}
         found.append(Clouds(group, "first principal component", "second principal component", shown))
-    return list(found)
+    return found
 
 
 def holdings(grid: Grid, outcomes: Outcomes) -> Panels:
-    """Who holds how many rows of which label or task, a heat map for each group and column."""
-    found = []
+    """Who holds how many rows of which label or task, a heat map for each group, column and way of dividing."""
+    found: dict[str, Heat] = {}
     for group in grid.selection.groups:
         for column in grid.selection.columns:
-            experiment = next(run.experiment for run in grid.runs if run.group == group and column in run.columns)
-            corpus = corpora.load(experiment.corpus, experiment.labels)
-            parts = partition.split(corpus, experiment.partition, experiment.seed)
-            counts, names = picture.holdings(corpus, parts)
-            found.append(picture.heat(counts, names, parts.clients, joined(group, heading(grid, column))))
-    return list(found)
+            for run in grid.runs:
+                divided = run.experiment.corpus, run.experiment.partition, run.experiment.seed
+                if run.group != group or column not in run.columns or (key := repr((group, column, divided))) in found:
+                    continue
+                corpus = corpora.load(run.experiment.corpus, run.experiment.labels)
+                parts = partition.split(corpus, run.experiment.partition, run.experiment.seed)
+                counts, names = picture.holdings(corpus, parts)
+                title = joined(group, heading(grid, column)) or run.experiment.name
+                found[key] = picture.heat(counts, names, parts.clients, title)
+    return list(found.values())
 
 
 def losses_and_weights(grid: Grid, outcomes: Outcomes) -> Panels:
@@ -56,7 +60,7 @@ def losses_and_weights(grid: Grid, outcomes: Outcomes) -> Panels:
             known = {row: each for row, each in seeds.items() if each}
             clients = sorted({client for each in known.values() for seed in each for client in seed})
             bars = [
-                Bar(row, *spread([[seed.get(client, 0.0) for seed in each] for client in clients]))
+                Bar(row, *spread([[seed[client] for seed in each if client in seed] or [0.0] for client in clients]))
                 for row, each in known.items()
             ]
             if bars:
@@ -74,11 +78,7 @@ def weights(grid: Grid, outcomes: Outcomes) -> Panels:
                 continue
             rounds = sorted({number for seed in seeds for number in seed})
             clients = sorted({client for seed in seeds for values in seed.values() for client in values})
-            known = [
-                [[seed[number].get(client, 0.0) for seed in seeds if number in seed] for number in rounds]
-                for client in clients
-            ]
-            values = [[fmean(each) for each in row_of] for row_of in known]
+            values = [[_mean_of(seeds, number, client) for number in rounds] for client in clients]
             title = joined(group, row) + _score_in_title(grid, runs)
             named = tuple(map(str, rounds))
             found.append(Heat(title, "round", "", tuple(clients), named, values, "weight", digits=2, floor=0))
@@ -195,6 +195,12 @@ def samples_and_balance(grid: Grid, outcomes: Outcomes) -> Panels:
 def _few(ticks: Mapping[float, str]) -> Mapping[float, str] | None:
     """The ticks, unless they are too many to read."""
     return ticks if len(ticks) <= 12 else None
+
+
+def _mean_of(seeds: Sequence[Mapping[int, Mapping[str, float]]], number: int, client: str) -> float | None:
+    """A client's mean in a round over the seeds in which it took part."""
+    known = [seed[number][client] for seed in seeds if client in seed.get(number, {})]
+    return fmean(known) if known else None
 
 
 def _over_rounds(rounds: Mapping[int, Mapping[str, float]]) -> dict[str, float]:

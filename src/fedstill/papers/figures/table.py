@@ -101,6 +101,8 @@ def sheet(name: str, given: Given) -> Sheet:
         raise FedstillError(f"nothing in these runs can be shown as {name}; its runs are made by {need.how()}.")
     recipe = need.read()[1]
     title = recipe.title if recipe.paper == "no paper" else f"{recipe.paper}: {recipe.title}"
+    if grid.recipe != recipe:
+        title = f"{figure.shows} (as in {recipe.paper})"
     return Sheet(title, tuple(panels), figure.abreast, _note(grid, outcomes, panels))
 
 
@@ -115,7 +117,7 @@ def _note(grid: Grid, outcomes: Outcomes, panels: Panels) -> str:
         if seeds < 2 or any(isinstance(panel, Heat) for panel in panels)
         else "; band or whisker: their standard deviation"
     )
-    return f"{len(runs)} runs; {f'means over {seeds} seeds' if seeds > 1 else 'one seed'}{band}."
+    return f"Drawn by fedstill from {len(runs)} runs; {f'means over {seeds} seeds' if seeds > 1 else 'one seed'}{band}."
 
 
 def lines() -> list[tuple[str, str, str, str]]:

@@ -69,12 +69,13 @@ def _draw(sheet: Sheet, figure: Any) -> Any:
     in_a_row = _in_a_row(names, sum(widths))
     below = 0.3 + 0.22 * math.ceil(len(names) / in_a_row) if names else 0.1
     figure.set_size_inches(sum(widths) + 0.2, sum(heights) + 0.5 + below + (0.2 if sheet.note else 0))
-    ratios = {"width_ratios": [widths[0] - _spared(sheet), *widths[1:]], "height_ratios": heights}
+    inner = [widths[0] - _spared(sheet), *widths[1:]]
+    ratios = {"width_ratios": inner, "height_ratios": heights}
     every = figure.subplots(len(heights), across, squeeze=False, gridspec_kw=ratios)
     handles: dict[str, Any] = {}
     for number, (axes, panel) in enumerate(zip(every.flat, sheet.panels, strict=False)):
         handles |= {name: handle for name, handle in _panel(axes, panel, number, names).items() if name not in handles}
-        axes.set_title(panel.title)
+        axes.set_title(_wrapped(panel.title, inner[number % across] - 0.4))
         axes.set_xlabel(panel.across)
         axes.set_ylabel(panel.up)
         if number % across and _spared(sheet):
@@ -141,7 +142,7 @@ def _size(panel: Panel) -> tuple[float, float]:
     cell = 0.42 if _has_numbers(panel) else 0.1
     wide = 0.9 + _labels(panel) + cell * len(panel.columns)
     high = 0.9 + (0.5 if _is_turned(panel) else 0) + 0.27 * len(panel.rows)
-    return max(min(wide, WIDEST), 2.6, 0.08 * len(panel.title)), max(min(high, 24), 2.0)
+    return max(min(wide, WIDEST), 2.6), max(min(high, 24), 2.0)
 
 
 def _labels(panel: Panel) -> float:
@@ -156,7 +157,8 @@ def _spared(sheet: Sheet) -> float:
 
 
 def _wrapped(title: str, width: float) -> str:
-    return "\n".join(textwrap.wrap(title, max(30, int(width * 12.5))))
+    lines = (textwrap.wrap(line, max(18, int(width * 12.5))) for line in title.splitlines())
+    return "\n".join(part for each in lines for part in each)
 
 
 def _names(panel: Panel) -> Iterable[str]:
@@ -191,11 +193,12 @@ def _lines(axes: Any, panel: Lines, number: int, names: Sequence[str]) -> dict[s
             axes.fill_between(across, up - spread, up + spread, color=ink["color"], alpha=0.13, linewidth=0)
         elif spread.any():
             axes.errorbar(across, up, spread, fmt="none", ecolor=ink["color"], capsize=3, linewidth=1)
+        size = max(3.5, 7.5 - 0.7 * place) if panel.are_joined else 8  # equal lines show each other's markers
         every = math.ceil(len(up) / MANY_POINTS) if len(up) > MANY_POINTS else 1
         (handles[line.name],) = axes.plot(
             across,
             up,
-            markersize=5 if panel.are_joined else 8,
+            markersize=size,
             markevery=every,
             linewidth=1.4,
             gid=f"line-{number}-{place}",
