@@ -190,7 +190,9 @@ def test_other_runs_are_rows_by_their_methods_where_the_figure_can_show_them(tmp
         line = '{"round": 1, "party": "server", "stage": "distilled", "split": "test", "f1": 0.5}\n'
         (folder / "metrics.jsonl").write_text(line)
     words = [str(tmp_path / "mine")]
-    (shown,) = sheet("adafd/fig5", Given(words)).panels
+    drawn = sheet("adafd/fig5", Given(words))
+    assert drawn.title == "As AdaFD, Figure 5, from other runs"
+    (shown,) = drawn.panels
     assert isinstance(shown, Lines)
     assert [(line.name, list(line.up)) for line in shown.lines] == [("AdaFD", [50.0]), ("LogitAvg", [50.0])]
     with pytest.raises(FedstillError, match=r"nothing in these runs can be shown as adafd/fig4"):
@@ -210,7 +212,7 @@ def test_where_nothing_is_trained_the_recipe_is_enough(tmp_path: Path) -> None:
     drawn = draw("fedsnd/fig6", Given(), tmp_path / "who.svg")
     assert [panel.title for panel in drawn.panels] == [f"digits, alpha={alpha}" for alpha in (200, 5, 1, 0.5)]
     assert series(tmp_path / "who.svg") == {"heat": 4}
-    assert "Nothing was trained." in texts(tmp_path / "who.svg")
+    assert "Nothing is trained for this." in texts(tmp_path / "who.svg")
     with pytest.raises(FedstillError, match=r"AdaFD, Figure 1 needs the folder .*: give it as corpus.path="):
         sheet("adafd/fig1", Given())
 

@@ -70,6 +70,9 @@ FIGURES = {
 }
 
 
+NOTHING = "Nothing is trained for this."
+
+
 def find(name: str) -> str:
     """A figure's name as the table has it; `figure4` is `fig4`."""
     known = name.lower().removesuffix(".yaml").replace("/figure", "/fig")
@@ -102,21 +105,16 @@ def sheet(name: str, given: Given) -> Sheet:
     recipe = need.read()[1]
     title = recipe.title if recipe.paper == "no paper" else f"{recipe.paper}: {recipe.title}"
     if grid.recipe != recipe:
-        title = f"{figure.shows} (as in {recipe.paper})"
-    return Sheet(title, tuple(panels), figure.abreast, _note(grid, outcomes, panels))
+        title = f"As {recipe.paper}, from other runs"
+    return Sheet(title, tuple(panels), figure.abreast, _note(outcomes, panels) if recipe.is_trained else NOTHING)
 
 
-def _note(grid: Grid, outcomes: Outcomes, panels: Panels) -> str:
+def _note(outcomes: Outcomes, panels: Panels) -> str:
     """How many runs it is made from, and what a band is."""
     runs = [run for run in outcomes.values() if isinstance(run, Run)]
     seeds = len({run.seed for run in runs})
-    if not runs:
-        return "Nothing was trained."
-    band = (
-        ""
-        if seeds < 2 or any(isinstance(panel, Heat) for panel in panels)
-        else "; band or whisker: their standard deviation"
-    )
+    is_spread = seeds > 1 and not any(isinstance(panel, Heat) for panel in panels)
+    band = "; band or whisker: their standard deviation" if is_spread else ""
     return f"Drawn by fedstill from {len(runs)} runs; {f'means over {seeds} seeds' if seeds > 1 else 'one seed'}{band}."
 
 
