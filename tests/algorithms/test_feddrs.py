@@ -18,6 +18,7 @@ from fedstill.parties.memory import Memory
 from fedstill.plan.prepare import prepare
 from fedstill.results.compare import compare, load_runs
 from fedstill.results.inference import label_file
+from fedstill.wire.blends import Blending
 from fedstill.wire.messages import Hello, Parameters
 from fedstill.wire.replies import Replies
 from tests.algorithms.test_fedsnd import TEXTCNN, active, digits, model_of, one_row, silent, write_shops  # noqa: F401
@@ -75,12 +76,16 @@ def server_of(tmp_path):
 class Fed:
     """What the method sees of an engine; remembers what it was asked to send."""
 
-    def __init__(self, server, clients, active=(), rounds=2):
+    def __init__(self, server, clients, active=(), rounds=2, blending=None):
         self.server, self.clients, self.active, self.rounds, self.sent = server, clients, active, rounds, []
+        self.blending = blending or Blending()
 
     def call(self, verb, message=None, clients=None):
         self.sent.append((verb, message))
         return Replies({}, self.clients)
+
+    def replies(self, messages):
+        return Replies(messages, self.clients, (), self.blending)
 
 
 def mean_of(*models):
@@ -337,6 +342,17 @@ def test_at_the_end_the_last_known_models_of_all_are_averaged_and_the_last_stude
         np.testing.assert_allclose(answer.parameters[name].numpy(), value, atol=1e-6)
     stages = {(line["round"], line["stage"]) for line in me.metrics if "split" in line}
     assert stages == {(2, "processed")}
+
+
+def test_at_the_end_nobody_weighs_more_than_max_share(texts, server_of):
+    me, ups = server_of(texts(), size=1.0)  # a has 8 rows, b has 3
+    method = FedDRS(**STILL | {"weights": "size", "balance": False})
+    method.server(me, ups)
+    me.enter(2)
+    method.finish(Fed(me, ups.clients, blending=Blending(max_share=0.6)), Work(me.parameters()))
+    for name, value in me.parameters().items():
+        a, b = (ups[client].parameters[name].double().numpy() for client in "ab")
+        np.testing.assert_allclose(value.numpy(), 0.6 * a + 0.4 * b, rtol=1e-5, atol=1e-6)
 
 
 def test_without_post_processing_the_last_student_is_the_result(texts, server_of):

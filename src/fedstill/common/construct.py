@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from fedstill.common.errors import FedstillError
-from fedstill.common.plugins import check_options, is_own, nearest, own_class
+from fedstill.common.plugins import check_options, is_own, name_of, nearest, own_class
 
 T = TypeVar("T")
 
@@ -54,6 +54,17 @@ def construct(
 def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
     """What checks the options of a class; to make it takes longer than to use it."""
     return TypeAdapter(cls)
+
+
+def settings_of(made: Any) -> dict[str, Any]:
+    """The settings that `construct` makes this object of: its class's name, and the options that are not defaults."""
+    settings: dict[str, Any] = {"name": name_of(type(made))}
+    for option in fields(made):
+        value = getattr(made, option.name)
+        default = option.default if option.default_factory is MISSING else option.default_factory()
+        if option.init and (default is MISSING or value != default):
+            settings[option.name] = settings_of(value) if is_dataclass(value) else value
+    return settings
 
 
 def _find(base: type[T], name: object, table: Mapping[str, type[T]], kind: str) -> type[T]:

@@ -37,6 +37,14 @@ def render(comparison: Comparison, width: int | None = None) -> Table:
     return table
 
 
+def text(comparison: Comparison, width: int = 160) -> str:
+    """The same without colours, for `print`."""
+    console = Console(width=width, color_system=None, force_terminal=False, force_jupyter=False)
+    with console.capture() as shown:
+        console.print(render(comparison, width))
+    return shown.get()
+
+
 def _table(comparison: Comparison, columns: Sequence[TableColumn]) -> Table:
     # Text everywhere: a model named minilm[:3] must not be read as markup
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)

@@ -73,6 +73,18 @@ def read(
             yield row if columns.domain else row._replace(domain=file.stem)
 
 
+def read_records(
+    name: str, records: Iterable[Mapping[str, object]], names: Iterable[str], columns: Columns
+) -> Iterator[Row]:
+    """The rows of a table with these column names; `name` stands for the file in errors."""
+    _check_columns(name, 0, names, columns)
+    line = 0
+    for line, record in enumerate(records, start=1):
+        yield _row(name, line, record, columns)
+    if not line:
+        raise FedstillError(f"{name} holds no rows.")
+
+
 def hub_dataset(name: str, config: str | None, split: str) -> Any:
     """One split of a Hugging Face data set, as an object of the `datasets` package."""
     try:
