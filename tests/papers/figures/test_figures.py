@@ -162,7 +162,10 @@ def run_folders(folder: Path, recipe: str, *only: str) -> Path:
 
 def test_run_folders_are_known_by_their_names(tmp_path: Path) -> None:
     runs = run_folders(tmp_path / "small", "trust/privacy")
-    (shown,) = sheet("trust/privacy", Given([str(runs)])).panels
+    (runs / "votes-epsilon-8" / "seed-1").mkdir()
+    drawn = sheet("trust/privacy", Given([str(runs)]))
+    assert drawn.note == "Drawn by fedstill from 6 runs, 1 unfinished left out; one seed."
+    (shown,) = drawn.panels
     assert isinstance(shown, Lines)
     assert {line.name: list(line.across) for line in shown.lines} == {"head": [1, 3, 8], "votes": [8]}
 

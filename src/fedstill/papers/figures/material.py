@@ -146,7 +146,7 @@ def _from_folders(need: Need, recipe: Recipe, folders: Sequence[Path], scale: st
             experiments[run.name] = _experiment(run.folder)
         found.append(GridRun(*cells[run.name], experiments[run.name], run.folder))
     grid = Grid(recipe, guessed, selected(recipe, guessed, found), tuple(found))
-    return grid, {run.folder: run for run in runs}
+    return grid, {run.folder: run for run in runs} | dict.fromkeys(runs.skipped, "not finished")
 
 
 def _experiment(folder: Path) -> Experiment:

@@ -115,7 +115,9 @@ def _note(outcomes: Outcomes, panels: Panels) -> str:
     seeds = len({run.seed for run in runs})
     is_spread = seeds > 1 and not any(isinstance(panel, Heat) for panel in panels)
     band = "; band or whisker: their standard deviation" if is_spread else ""
-    return f"Drawn by fedstill from {len(runs)} runs; {f'means over {seeds} seeds' if seeds > 1 else 'one seed'}{band}."
+    left_out = f", {len(outcomes) - len(runs)} unfinished left out" if len(outcomes) > len(runs) else ""
+    means = f"means over {seeds} seeds" if seeds > 1 else "one seed"
+    return f"Drawn by fedstill from {len(runs)} runs{left_out}; {means}{band}."
 
 
 def lines() -> list[tuple[str, str, str, str]]:
