@@ -86,3 +86,13 @@ def test_only_png_svg_and_pdf_are_written(tmp_path: Path) -> None:
     with pytest.raises(FedstillError, match=r"figure.gif: pictures are PNG, SVG or PDF"):
         save(Sheet("", (heat("", 1),)), tmp_path / "figure.gif")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["svg", "pdf", "png"])
+def test_the_same_sheet_makes_the_same_bytes_without_a_date(kind: str, tmp_path: Path) -> None:
+    panels = (Bars("", "", "", ("a",), (Bar("one", [1]),)), Lines("", "", "", (Line("A", [1, 2], [1, 2], [1, 1]),)))
+    for name in ("first", "second"):
+        save(Sheet("two panels", panels), tmp_path / f"{name}.{kind}")
+    first = (tmp_path / f"first.{kind}").read_bytes()
+    assert first == (tmp_path / f"second.{kind}").read_bytes()
+    assert not re.search(rb"20\d\d-\d\d-\d\dT|CreationDate", first)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from fedstill.common.errors import FedstillError
 from fedstill.config.experiment import Experiment, from_source
 from fedstill.config.source import Source
 from fedstill.papers.evidence import Evidence, kept_scales, recall
-from fedstill.papers.grid import Cell, Grid, GridRun, cell_names, plan_grid, selected
+from fedstill.papers.grid import Cell, Grid, GridRun, cell_names, check_scale, plan_grid, selected
 from fedstill.papers.recipe import Recipe, RecipeColumn, RecipeRow, Variation, read_recipe, recipe_path
 from fedstill.papers.side_by_side import Outcomes
 from fedstill.results.runs import Run, load_runs
@@ -26,10 +27,7 @@ class Need:
 
     def read(self) -> tuple[Source, Recipe]:
         """The recipe, and where it stands."""
-        path = recipe_path(self.recipe)
-        assert path is not None, self.recipe
-        source = Source.read(path)
-        return source, read_recipe(source)
+        return _read(self.recipe)
 
     def command(self, scale: str = "small") -> str:
         """What makes the runs, or the figure itself where nothing is trained."""
@@ -42,6 +40,14 @@ class Need:
         """The command, and how long it takes."""
         takes = self.read()[1].scales[scale].takes
         return f"`{self.command(scale)}`" + (f" ({takes})" if takes else "")
+
+
+@cache
+def _read(name: str) -> tuple[Source, Recipe]:
+    path = recipe_path(name)
+    assert path is not None, name
+    source = Source.read(path)
+    return source, read_recipe(source)
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,8 @@ class Given:
 def gather(need: Need, given: Given) -> tuple[Grid, Outcomes]:
     """The runs of a figure, as a grid with what came of them."""
     source, recipe = need.read()
+    if given.scale is not None:
+        check_scale(source, recipe, given.scale)
     if not recipe.is_trained and not given.paths and given.kept is None:
         return plan_grid(source, given.scale or "small", Path(), given.overrides), {}
     if given.overrides:
