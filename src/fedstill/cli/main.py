@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedstill.cli.federation import app as federation
+from fedstill.cli.figure import figure
 from fedstill.cli.report import page_of, report, tell_rounds
 from fedstill.common.errors import FedstillError
 from fedstill.common.traces import in_words, own_frames
@@ -205,6 +206,7 @@ def reproduce(
 ) -> None:
     """Make a table of a paper: run what is missing and print paper | ours."""
     from fedstill.papers.evidence import Evidence, refuse_overrides
+    from fedstill.papers.figures.table import of_recipe
     from fedstill.papers.grid import plan_grid
     from fedstill.papers.recipe import is_grid
     from fedstill.papers.reproduce import reproduce as make_table
@@ -235,6 +237,8 @@ def reproduce(
         is_whole = make_table(grid, folder, console, jobs, force, Evidence(keep, name, scale) if keep else None, models)
     except KeyboardInterrupt as stop:
         raise Stopped(f"Go on with the same command{', without --force' if force else ''}.") from stop
+    if grid.recipe.is_trained and (drawn := of_recipe(name)) is not None:
+        console.print(f"As a figure: fedstill figure {drawn} {folder}", highlight=False, soft_wrap=True, markup=False)
     if not is_whole:
         raise typer.Exit(1)
 
@@ -293,6 +297,7 @@ def compare(
 
 
 app.command()(report)
+app.command()(figure)
 
 
 @app.command()

@@ -38,6 +38,7 @@ from fedstill.papers.side_by_side import (
 from fedstill.papers.statistics import statistics
 from fedstill.papers.work import Pace, expected, in_order
 from fedstill.plan.plan import default_workers
+from fedstill.results.drawing.draw import save
 from fedstill.results.progress import Progress
 from fedstill.results.record import Record
 from fedstill.results.runs import Run, load_runs
@@ -69,7 +70,7 @@ def reproduce(
         return True
     if grid.recipe.table in COUNTED:
         table, notes = COUNTED[grid.recipe.table](grid)
-        every = [*grid.recipe.notes, *grid.recipe.scales[grid.scale].notes, *notes, "Nothing was trained."]
+        every = [*grid.recipe.remarks(grid.scale), *notes, "Nothing was trained."]
         _publish(grid, [table], {"": every}, console, out / "table.md")
         return True
     if not force:
@@ -246,11 +247,8 @@ def _curves(grid: Grid, outcomes: Outcomes, path: Path | None) -> tuple[SideBySi
     if path is None:
         return drawing.by_round(grid, panels), notes
     try:
-        drawing.save(
-            [*panels, *drawing.samplings(grid, outcomes)],
-            f"{grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}",
-            path,
-        )
+        title = f"{grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}"
+        save(drawing.sheet([*panels, *drawing.samplings(grid, outcomes)], title), path)
         notes = [f"Drawn in {path.name}: mean over seeds, the band is their standard deviation.", *notes]
     except FedstillError as error:  # without matplotlib the table has to do
         notes = [str(error), *notes]
