@@ -91,6 +91,14 @@ class Passes:
             taught = forward(self.teacher, batch)
         return torch.cat([logits, taught[None]])
 
+    def parts(self, batch: Examples) -> list[Examples]:
+        """What the model itself is asked: the batch, once a pass."""
+        return [batch] * self.student
+
+    def together(self, *logits: Tensor, taught: Tensor | None) -> Tensor:
+        """The logits of all passes, given one by one."""
+        return torch.stack([*logits, *([] if taught is None else [taught.to(logits[0])])])
+
 
 def optimiser(
     settings: PhaseSettings, rate: float, parameters: list[nn.Parameter], is_fused: bool = True
@@ -190,6 +198,17 @@ class Phase:
         self.descend(value)
         return value.detach()
 
+    def _step_in_run(
+        self, rows: Tensor, loss: Callable[[Tensor], Tensor], passes: Passes | None, taught: Tensor | None
+    ) -> None:
+        """The same by a GPU's fast path; `taught` is what the teacher says to all rows of the data."""
+        batch = self.data.pick(rows.numpy())
+        if passes is None:
+            self._step_on_card([batch], loss)
+        else:
+            own = None if taught is None else taught[rows]
+            self._step_on_card(passes.parts(batch), lambda *logits: loss(passes.together(*logits, taught=own)))
+
     def logits(self, data: Examples, rows: Tensor, passes: Passes | None = None) -> Tensor:
         """The logits of those rows of any data in train mode; inside a step's loss, it learns from them too."""
         self.model.train()
@@ -253,15 +272,22 @@ class Phase:
         class_weights = None if class_weights is None else class_weights.to(self.device)
         means: list[float] = []
         by_class: list[list[float]] = []
-        with self.stream(), self._own_words(passes) as (data, whole):
+        on_card = card.can_step(self, self.data)
+        with self.stream(), self._own_words(passes, on_card) as (data, whole):
             for _ in range(self.settings.epochs):
-                tally = _Tally(self.device)
+                tally, taught = _Tally(self.device), None
                 if passes is not None and passes.before_epoch is not None:
                     with whole():
                         passes.before_epoch()
+                if on_card and passes is not None and passes.teacher is not None:
+                    taught = predict(passes.teacher, data, self.precision)
                 for rows in torch.split(torch.randperm(len(data), generator=self.order), self.settings.batch):
                     wanted = targets[rows.to(self.device)]
-                    self._step(data, rows, partial(tally.add, wanted=wanted, loss=loss, weights=class_weights), passes)
+                    tallied = partial(tally.add, wanted=wanted, loss=loss, weights=class_weights)
+                    if on_card:
+                        self._step_in_run(rows, tallied, passes, taught)
+                    else:
+                        self._step(data, rows, tallied, passes)
                     if watch and self.taken % WATCH_EVERY == 0:
                         watch(self.taken, self.steps, means[-1] if means else math.nan)
                 mean, classwise = tally.read()
@@ -298,13 +324,14 @@ class Phase:
 
     @contextmanager
     def _own_words(
-        self, passes: Passes | None
+        self, passes: Passes | None, on_card: bool
     ) -> Iterator[tuple[Examples, Callable[[], AbstractContextManager[None]]]]:
         """Inside, the model may have only the data's words; gives the data to use, and a context with all words."""
         settings = self.settings
         others_stay = settings.optimiser in ("adamw", "sgd") and settings.weight_decay == 0 and self.taken == 0
         is_alone = passes is None or passes.teacher is None  # a teacher gets the same ids, so they must not change
-        shrunk = shrink(self.model, self.data) if fast_of(self.model).vocabulary and others_stay and is_alone else None
+        can = fast_of(self.model).vocabulary and others_stay and is_alone and not on_card
+        shrunk = shrink(self.model, self.data) if can else None
         if shrunk is None:
             yield self.data, nullcontext
             return

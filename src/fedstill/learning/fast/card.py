@@ -53,14 +53,22 @@ def learn(phase: Phase, targets: Tensor, loss: Any, class_weights: Tensor | None
     return together.run_all([job])[0] if guest is None else guest.wait_for(job)
 
 
+def can_step(phase: Phase, *parts: Examples) -> bool:
+    """Whether the card can take a phase's steps, on these examples."""
+    is_usual = phase.settings.optimiser == "adamw" and fast_of(phase.model).steps
+    if not is_usual or not all(_can(phase.model, part, phase.precision) for part in parts):
+        return False
+    from fedstill.learning.fast.gpu import together
+
+    return together.can_stack(phase.model)
+
+
 def step(phase: Phase, parts: Sequence[Examples], loss: Callable[..., Tensor]) -> Tensor | None:
     """One step of a phase on the card, in a meeting together with others; None where the card cannot take it."""
-    if not _can_step(phase) or not all(_can(phase.model, part, phase.precision) for part in parts):
+    if not can_step(phase, *parts):
         return None
-    from fedstill.learning.fast.gpu import open, together, turns
+    from fedstill.learning.fast.gpu import open, turns
 
-    if not together.can_stack(phase.model):
-        return None
     turn = open.Turn(phase, parts, loss)
     guest: _Guest | None = getattr(_here, "guest", None)
     if guest is not None:
@@ -69,10 +77,6 @@ def step(phase: Phase, parts: Sequence[Examples], loss: Callable[..., Tensor]) -
     if isinstance(found, Exception):
         raise found
     return found
-
-
-def _can_step(phase: Phase) -> bool:
-    return phase.settings.optimiser == "adamw" and fast_of(phase.model).steps
 
 
 def gradient_norm(phase: Phase, value: Tensor) -> float | None:
@@ -87,11 +91,11 @@ def gradient_norm(phase: Phase, value: Tensor) -> float | None:
 
 def spoken(phase: Phase, data: Examples) -> Tensor | None:
     """The logits of the data with dropout, on the CPU; None where the card cannot compute them."""
-    if not _can_step(phase) or not _can(phase.model, data, phase.precision):
+    if not can_step(phase, data):
         return None
-    from fedstill.learning.fast.gpu import together, turns
+    from fedstill.learning.fast.gpu import turns
 
-    return _answer(turns.Question(phase, data, True)) if together.can_stack(phase.model) else None
+    return _answer(turns.Question(phase, data, True))
 
 
 def predict(model: nn.Module, data: Examples, precision: str) -> Tensor | None:
