@@ -63,7 +63,7 @@ def test_a_users_own_csv_runs_predicts_and_compares(here: Path, capsys: pytest.C
         true = list(csv.DictReader(file))
     assert len(labelled) == 240
     assert [row["body"] for row in labelled] == [row["body"] for row in true]
-    right = sum(ours["label"] == theirs["stars"] for ours, theirs in zip(labelled, true, strict=True))
+    right = sum(ours["predicted"] == theirs["stars"] for ours, theirs in zip(labelled, true, strict=True))
     assert right / 240 > 0.7  # three classes with tell-tale words
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
@@ -19,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedstill.cli.federation import app as federation
+from fedstill.cli.predict import predict
 from fedstill.cli.report import page_of, report, tell_rounds
 from fedstill.common.errors import FedstillError
 from fedstill.common.trust import trusting, trusts_all
@@ -287,30 +287,7 @@ def compare(
 app.command()(report)
 
 
-@app.command()
-def predict(
-    run: Annotated[Path, typer.Argument(help="A run folder, such as runs/demo/demo-adafd/seed-0.")],
-    file: Annotated[Path, typer.Argument(help="CSV, TSV, JSONL or Parquet with the texts.")],
-    party: Annotated[str, typer.Option(help="Whose model: server, or a client.")] = "server",
-    text: Annotated[
-        list[str] | None, typer.Option(help="The text column; twice for a pair. Default: the experiment's.")
-    ] = None,
-    encoding: Annotated[str, typer.Option(help="The file's encoding.")] = "utf-8",
-    task: Annotated[str | None, typer.Option(help="The task of the texts, if the run has several.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write here instead of to the screen.")] = None,
-) -> None:
-    """Label texts with a model of a finished run: the texts, their labels and probabilities, as CSV."""
-    from fedstill.results.inference import label_file
-
-    if out is not None and out.suffix.lower() != ".csv":
-        raise FedstillError(f"--out {out}: predictions are written as CSV; give a name that ends in .csv.")
-    rows = list(label_file(run, file, party, text, encoding, task))
-    if out is None:
-        csv.writer(sys.stdout).writerows(rows)
-        return
-    with out.open("w", newline="", encoding="utf-8") as target:
-        csv.writer(target).writerows(rows)
-    console.print(f"{len(rows) - 1} texts labelled: {out}", highlight=False)
+app.command()(predict)
 
 
 @app.command()
