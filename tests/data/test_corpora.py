@@ -179,7 +179,7 @@ def test_two_columns_make_pairs(tmp_path):
     corpus = read(path, text=["one", "two"])
     assert corpus.texts == ["a", "a"]
     assert corpus.pairs == ["b", "c"]
-    assert corpus.counts == {"rows read": 3, "empty text": 1}
+    assert corpus.counts == {"rows read": 3, "empty text": 1, "rows kept": 2}
     assert corpus.groups.tolist() == [0, 1]
 
 
@@ -187,7 +187,7 @@ def test_empty_texts_are_dropped_and_counted(tmp_path):
     path = write(tmp_path / "a.csv", "text,label\na,x\n   ,y\n,\nb,y\n")
     corpus = read(path)
     assert corpus.texts == ["a", "b"]
-    assert corpus.counts == {"rows read": 4, "empty text": 2}
+    assert corpus.counts == {"rows read": 4, "empty text": 2, "rows kept": 2}
 
 
 # Domains, groups and test files
@@ -234,6 +234,7 @@ def test_a_test_file_is_held_out_and_texts_in_both_are_counted(tmp_path):
         "empty text": 1,
         "duplicate texts": 2,
         "texts in both train and test": 1,
+        "rows kept": 5,
     }
     assert corpus.groups[1] == corpus.groups[3]
 

@@ -35,6 +35,8 @@ def report(experiment: Experiment, console: Console, picture: Path | None = None
             soft_wrap=True,
             markup=False,
         )
+        for notice in corpus.notices:
+            console.print(f"note: {notice}", style="yellow", markup=False, soft_wrap=True)
         table = Table()
         for column in ("party", "model", "numbers", "rate", "train", "val", "test"):
             table.add_column(column, justify="left" if column in ("party", "model") else "right")

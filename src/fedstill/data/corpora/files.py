@@ -12,7 +12,9 @@ from fedstill.data.artefacts import offline
 from fedstill.data.corpora import tables
 from fedstill.data.corpora.tables import Columns, Form, check_columns, fault
 
-__all__ = ["Columns", "Row", "fault", "hub_dataset", "read", "read_dataset", "row_of"]
+__all__ = ["ONE_LABEL", "Columns", "Row", "fault", "hub_dataset", "read", "read_dataset", "row_of"]
+
+ONE_LABEL = "fedstill learns one label for a text, not several (multi-label) and not one for each token"
 
 
 class Row(NamedTuple):
@@ -25,6 +27,11 @@ class Row(NamedTuple):
     label: str
     domain: str | None = None
     group: str | None = None
+
+    @property
+    def has_text(self) -> bool:
+        """Whether there is something to read, in both texts of a pair."""
+        return bool(self.text.strip()) and (self.pair is None or bool(self.pair.strip()))
 
     def fault(self, what: str) -> FedstillError:
         """An error about this row."""
@@ -93,6 +100,9 @@ def row_of(file: str, line: int, record: Mapping[str, object], columns: Columns)
     def value(column: str | None) -> str | None:
         return None if column is None else _as_text(record[column], file, line, column)
 
+    if columns.label is not None and isinstance(found := record[columns.label], list | tuple | dict):
+        what = "several values" if isinstance(found, dict) else "a list"
+        raise fault(file, line, f"column {columns.label!r} holds {what}; {ONE_LABEL}.")
     return Row(
         file=file,
         line=line,
