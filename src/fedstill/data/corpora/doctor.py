@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.words import counted, listed
@@ -31,14 +32,16 @@ class Examined:
     notices: list[str] = field(default_factory=list)
     dropped: dict[str, int] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def rows(self) -> list[Row]:
         """All rows with a text; those without one are left out later, whatever their label."""
         return [row for row in (*self.source.rows, *(self.source.test_rows or ())) if row.has_text]
 
     def change(self, label: Callable[[str], str]) -> None:
         """Write labels in another way."""
-        self._each(lambda rows: [row._replace(label=label(row.label)) for row in rows])
+        new = {old: made for old in {row.label for row in self.rows} if (made := label(old)) != old}
+        if new:
+            self._each(lambda rows: [row._replace(label=new.get(row.label, row.label)) for row in rows])
 
     def drop(self, why: str, among: Iterable[Row]) -> None:
         """Leave rows out and count them."""
@@ -52,6 +55,7 @@ class Examined:
         self.source = self.source._replace(
             rows=change(self.source.rows), test_rows=None if test is None else change(test)
         )
+        self.__dict__.pop("rows", None)
 
 
 def examine(source: Source, spec: CorpusSpec, labels: Sequence[str] | None) -> tuple[Source, list[str]]:
@@ -118,8 +122,10 @@ def _missing(found: Examined, spec: CorpusSpec, labels: Sequence[str] | None) ->
 
 def _unseen(found: Examined, spec: CorpusSpec, labels: Sequence[str] | None) -> None:
     """Labels of a separate test that no training row has."""
+    if not found.source.test_rows:
+        return
     seen = {row.label for row in found.source.rows if row.has_text}
-    new = [row for row in found.source.test_rows or () if row.has_text and row.label not in seen]
+    new = [row for row in found.source.test_rows if row.has_text and row.label not in seen]
     if not new:
         return
     if spec.unseen == "drop":
