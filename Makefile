@@ -18,9 +18,9 @@ demo: $(READY) ## five organisations teach each other on two CPU cores, in about
 test: lint ## the linters and the tests, without those that take minutes each
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not slow"
 
-test-all: lint ## all tests, and a run that is killed twenty times and must end with the same bytes
+test-all: lint ## all tests, and runs of six methods that are killed thirty times and must end with the same bytes
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
-	$(BIN)/python scripts/kill_and_resume.py --kills 20
+	$(BIN)/python scripts/kill_and_resume.py --kills 30
 
 bench: $(BENCH) ## speed and memory against plain loops (benchmarks/README.md)
 	$(BIN)/python benchmarks/run.py

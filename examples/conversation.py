@@ -7,10 +7,8 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from fedstill import Algorithm, Client, Federation, Message
-from fedstill.algorithms.base import Answers
+from fedstill import Algorithm, Answers, Client, Done, Federation, Message, Scores, array
 from fedstill.learning.losses import kl
-from fedstill.wire.messages import Done, Scores, array
 
 
 @dataclass(frozen=True)

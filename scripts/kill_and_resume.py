@@ -1,6 +1,9 @@
-"""Kill a small federation at random moments, resume it, and compare the end with an uninterrupted run's, byte for byte.
+"""Kill small federations of six methods at random moments, resume, and compare with uninterrupted runs, byte for byte.
 
-python scripts/kill_and_resume.py --kills 20
+python scripts/kill_and_resume.py --kills 30
+python scripts/kill_and_resume.py --kills 5 --methods AdaFD
+
+Over a real federation the same is done by `pytest tests/federation/test_kills.py`.
 """
 
 from __future__ import annotations
@@ -19,16 +22,36 @@ from pathlib import Path
 EXPERIMENT = """
 name: small
 corpus: tweets
-partition: {kind: domain, rows_per_domain: 60}
-clients: [bow, textcnn, bow, bigru, textcnn]
-server: textcnn
-algorithm: AdaFD
+partition: {kind: domain, rows_per_domain: 60, labelled_public: 0.1}
 train: {epochs: 2, max_length: 32}
-rounds: 12
 workers: 2
 participation: 0.6
-memory: {host: 40MiB}
 """
+MIXED = """
+clients: [bow, textcnn, bow, bigru, textcnn]
+server: textcnn
+memory: {host: 40MiB}
+rounds: 12
+"""
+SMALL = """
+clients: textcnn
+server: textcnn
+rounds: 12
+"""
+TINY = """
+clients: bert-tiny
+server: bert-tiny
+rounds: 4
+"""
+METHODS = {
+    "AdaFD": MIXED + "algorithm: AdaFD",
+    "FedID": MIXED + "algorithm: {name: FedID, chunk: 2}",
+    "FedSND": TINY + "algorithm: FedSND",
+    "FedDRS": TINY + "algorithm: {name: FedDRS, samples: 8, length: 16, sampling_steps: 10}",
+    "CFD": SMALL + "algorithm: CFD",
+    "MutualKD": TINY + "algorithm: MutualKD",
+}
+"""Memories of every kind: of blends, conversations, noise, models of others, codes of quantisers, optimisers."""
 TOO_LATE = "was finished before the kill"
 COMPARED = ["partition.safetensors", "metrics.jsonl", "ledger.jsonl", "predictions/*", "models/*/model.safetensors"]
 
@@ -71,35 +94,46 @@ def killed_run(experiment: Path, run: Path, moment_s: float) -> str:
     return f"killed after {checkpoints[-1] if checkpoints else 'no round'}"
 
 
+def kill_method(name: str, kills: int, moments: random.Random, folder: Path) -> int:
+    """How many of these kills of one method ended with the same bytes."""
+    folder.mkdir()
+    experiment = folder / "small.yaml"
+    experiment.write_text(EXPERIMENT + METHODS[name])
+    started = time.monotonic()
+    finish("run", str(experiment), "--out", str(folder / "whole"))
+    length_s = time.monotonic() - started
+    wanted = content(folder / "whole" / "seed-0")
+    same = 0
+    for number in range(1, kills + 1):
+        how = TOO_LATE
+        while how == TOO_LATE:  # not a kill: draw another moment
+            moment_s = moments.uniform(0.1, 1.0) * length_s
+            run = folder / f"killed-{number}" / "seed-0"
+            shutil.rmtree(run, ignore_errors=True)
+            how = killed_run(experiment, run, moment_s)
+        is_same = content(run) == wanted
+        same += is_same
+        outcome = f"identical in {len(wanted)} files" if is_same else "DIFFERENT"
+        print(f"{name} {number}: at {moment_s:5.1f} s of {length_s:.1f} s, {how}: {outcome}", flush=True)
+    return same
+
+
 def main() -> None:
     """Do it as often as asked; the exit status says whether all ended the same."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=20)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=30, help="in all, dealt to the methods in turn")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    moments = random.Random(arguments.seed)
+    moments, methods = random.Random(arguments.seed), arguments.methods
+    finish("fetch", "tweets", "bert-tiny")
+    same = 0
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        experiment = folder / "small.yaml"
-        experiment.write_text(EXPERIMENT)
-        finish("fetch", "tweets", "bert-tiny")
-        started = time.monotonic()
-        finish("run", str(experiment), "--out", str(folder / "whole"))
-        length_s = time.monotonic() - started
-        wanted = content(folder / "whole" / "seed-0")
-        same = 0
-        for number in range(1, arguments.kills + 1):
-            how = TOO_LATE
-            while how == TOO_LATE:  # not a kill: draw another moment
-                moment_s = moments.uniform(0.1, 1.0) * length_s
-                run = folder / f"killed-{number}" / "seed-0"
-                shutil.rmtree(run, ignore_errors=True)
-                how = killed_run(experiment, run, moment_s)
-            is_same = content(run) == wanted
-            same += is_same
-            outcome = "identical" if is_same else "DIFFERENT"
-            print(f"{number:3d}: at {moment_s:5.1f} s of {length_s:.1f} s, {how}: {outcome}", flush=True)
-    print(f"{same} of {arguments.kills} ended identical ({len(wanted)} files compared)")
+        for place, name in enumerate(methods):
+            kills = len(range(place, arguments.kills, len(methods)))
+            if kills:
+                same += kill_method(name, kills, moments, Path(scratch) / name)
+    print(f"{same} of {arguments.kills} ended identical")
     sys.exit(same != arguments.kills)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import re
 import shlex
@@ -116,11 +117,12 @@ def test_conversation(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_python_api(here: Path) -> None:
-    scores, label, model = script("python_api.py").strip().splitlines()
-    record = Record(Path("runs/from-python/seed-0"))
+    scores, *gain, books, server = script("python_api.py").strip().splitlines()
+    record = Record("runs/from-python/seed-0")
     assert scores == f"{record.f1('server')} {record.f1('books')} {record.summary['bytes']}"
-    assert label in record.summary["labels"]
-    assert model == f"BagOfWords ('bad', 'good', 'so-so') {len(record.metrics)}"
+    assert "\n".join(gain) == str(record.gain())
+    assert ast.literal_eval(books)[0] in record.summary["labels"]
+    assert ast.literal_eval(server)["label"] in record.summary["labels"]
 
 
 BLOCKS = re.findall(r"^```(?:python|yaml)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)

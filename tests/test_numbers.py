@@ -31,6 +31,7 @@ MEASURED = re.compile(
 ALLOWED = {
     ("docs/reproduce.md", "`85.2/80.5 | ...`"): "the paper's numbers",
     ("docs/reproduce.md", "`91.8 | –`"): "the paper's number",
+    ("docs/audit.md", "0.1%"): "the rate of false positives at which attacks are measured",
 }
 """(File, text in it) -> why it is no measurement of ours."""
 

@@ -23,11 +23,12 @@ ROOMS = (
     "engines",
     "federation",
     "papers",
+    "api",
     "cli",
     "fedstill",
 )
 """From the ground up: a room knows those before it. The last is the hall itself, `fedstill/__init__.py`."""
-APART = {("data", "wire"), ("papers", "federation")}
+APART = {("data", "wire"), ("papers", "federation"), ("api", "cli")}
 """Rooms beside each other: neither knows the other."""
 
 

@@ -19,6 +19,7 @@ from fedstill.parties.memory import Memory
 from fedstill.plan.prepare import prepare
 from fedstill.results.compare import compare, load_runs
 from fedstill.results.inference import Texts, labeller, text_columns
+from fedstill.wire.blends import Blending
 from fedstill.wire.messages import Hello, Parameters
 from fedstill.wire.replies import Replies
 from tests.algorithms.test_fedsnd import TEXTCNN, active, digits, model_of, one_row, silent, write_shops  # noqa: F401
@@ -76,12 +77,16 @@ def server_of(tmp_path):
 class Fed:
     """What the method sees of an engine; remembers what it was asked to send."""
 
-    def __init__(self, server, clients, active=(), rounds=2):
+    def __init__(self, server, clients, active=(), rounds=2, blending=None):
         self.server, self.clients, self.active, self.rounds, self.sent = server, clients, active, rounds, []
+        self.blending = blending or Blending()
 
     def call(self, verb, message=None, clients=None):
         self.sent.append((verb, message))
         return Replies({}, self.clients)
+
+    def replies(self, messages):
+        return Replies(messages, self.clients, (), self.blending)
 
 
 def mean_of(*models):
@@ -340,6 +345,17 @@ def test_at_the_end_the_last_known_models_of_all_are_averaged_and_the_last_stude
     assert stages == {(2, "processed")}
 
 
+def test_at_the_end_nobody_weighs_more_than_max_share(texts, server_of):
+    me, ups = server_of(texts(), size=1.0)  # a has 8 rows, b has 3
+    method = FedDRS(**STILL | {"weights": "size", "balance": False})
+    method.server(me, ups)
+    me.enter(2)
+    method.finish(Fed(me, ups.clients, blending=Blending(max_share=0.6)), Work(me.parameters()))
+    for name, value in me.parameters().items():
+        a, b = (ups[client].parameters[name].double().numpy() for client in "ab")
+        np.testing.assert_allclose(value.numpy(), 0.6 * a + 0.4 * b, rtol=1e-5, atol=1e-6)
+
+
 def test_without_post_processing_the_last_student_is_the_result(texts, server_of):
     me, ups = server_of(texts())
     method = FedDRS(**STILL | {"post": 0})
@@ -521,7 +537,7 @@ def test_texts_are_labelled_for_the_task_that_is_named(two_tasks, tmp_path):
     assert all(
         row["probability_mail/ham"] + row["probability_mail/spam"] == pytest.approx(1, abs=1e-5) for row in labelled
     )
-    for task, says in ((None, "name one of them with --task"), ("post", "it has no task 'post'")):
+    for task, says in ((None, "name one of them"), ("post", "it has no task 'post'")):
         with pytest.raises(FedstillError, match=f"this run has the tasks mail, news: {says}"):
             labeller(run, "server", task)
 

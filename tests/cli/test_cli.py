@@ -146,17 +146,6 @@ def test_help_waits_for_no_library_that_learns() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_every_public_name_is_there_when_it_is_used() -> None:
-    import fedstill as package
-
-    lazy = [name for names in package._HOMES.values() for name in names]
-    assert sorted([*lazy, "FedstillError"]) == sorted(package.__all__)
-    assert all(getattr(package, name) is not None for name in package.__all__)
-    assert set(package.__all__) <= set(dir(package))
-    with pytest.raises(AttributeError, match="no attribute 'ran'"):
-        package.ran  # noqa: B018
-
-
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_complete_commands(shell: str) -> None:
     asked = {"_FEDSTILL_COMPLETE": f"complete_{shell}", "COMP_WORDS": "fedstill pre", "COMP_CWORD": "1"}

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedstill import ENWC, AdaFD, Algorithm, Local, algorithms
 from fedstill.common.errors import FedstillError
 from fedstill.common.units import bytes_of
 from fedstill.config.experiment import Experiment, from_source, load_experiment
@@ -298,3 +299,51 @@ def test_options_without_a_name_are_those_of_the_default(tmp_path):
     assert load_experiment(tmp_path / "x.yaml").method.weighting.beta == 2
     (tmp_path / "y.yaml").write_text("seed: 1\n")
     assert load_experiment(tmp_path / "y.yaml", ["algorithm.weighting=RNWC"]).method.title == "AdaFD w/ RNWC"
+
+
+def test_algorithms_may_be_objects_and_are_written_down_as_settings():
+    chosen = Experiment(algorithm=AdaFD(temperature=2, weighting=ENWC(beta=1)))
+    assert chosen.algorithm == {"name": "AdaFD", "weighting": {"name": "ENWC", "beta": 1}, "temperature": 2}
+    assert chosen.method == AdaFD(temperature=2, weighting=ENWC(beta=1))
+    assert Experiment(algorithm=AdaFD()) == Experiment()
+    assert Experiment(algorithm=Local).algorithm == {"name": "Local"}
+    nested = Experiment(algorithm={"name": "AdaFD", "weighting": ENWC(beta=1)})
+    assert nested == Experiment(algorithm=AdaFD(weighting=ENWC(beta=1)))
+    assert from_source(Source(nested.to_yaml(), "x")).method == nested.method
+    with pytest.raises(FedstillError, match="temperature"):
+        Experiment(algorithm=AdaFD(temperature=-1))
+
+
+def test_every_built_in_method_comes_back_from_its_settings():
+    for cls in algorithms.known(Algorithm).values():
+        assert Experiment(algorithm=cls(), blend="mean").method == cls()
+
+
+def test_a_class_of_ones_own_is_found_by_its_file(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nimport fedstill\n\n@dataclass(frozen=True)\n"
+        "class Mine(fedstill.Algorithm):\n    pace: int = 1\n"
+    )
+    first = Experiment(algorithm=f"{tmp_path / 'mine.py'}:Mine")
+    again = Experiment(algorithm=type(first.method)(pace=3))
+    assert again.algorithm == {"name": f"{tmp_path / 'mine.py'}:Mine", "pace": 3}
+
+    class Hidden(Algorithm):
+        pass
+
+    with pytest.raises(FedstillError, match="write it at the top level of a file"):
+        Experiment(algorithm=Hidden())
+
+
+def test_mistakes_in_a_program_are_sentences():
+    with pytest.raises(FedstillError, match=r"^Experiment: rounds: input should be greater than or equal to 1"):
+        Experiment(rounds=0)
+    with pytest.raises(FedstillError, match="unknown key 'roundz'; did you mean 'rounds'"):
+        Experiment(roundz=3)
+
+
+def test_a_changed_experiment_is_checked_and_keeps_the_rest():
+    first = Experiment(rounds=5, train={"epochs": 2})
+    assert first.changed(rounds=2) == Experiment(rounds=2, train={"epochs": 2})
+    with pytest.raises(FedstillError, match="rounds"):
+        first.changed(rounds=0)

@@ -108,6 +108,15 @@ def test_limits_refuse_in_one_sentence_what_the_file_does_not_allow(together: Ma
         "its limits do not allow parameters to leave, and FedAvg sends them."
     )
     assert not Limits().parameters
+    assert Caller(together(algorithm="FedED").site("garden", limits={"parameters": False})).refusal() == ""
+
+
+def test_a_site_may_insist_on_masks(together: Make) -> None:
+    plain, masked = together(algorithm="LogitAvg"), together(algorithm="LogitAvg", wire={"mask": True})
+    assert Caller(plain.site("garden", limits={"masks": True})).refusal() == (
+        "it takes part only in experiments with `wire: {mask: true}`, and this one has no masks."
+    )
+    assert Caller(masked.site("garden", limits={"masks": True})).refusal() == ""
 
 
 def test_the_centre_cannot_make_a_site_train_on_fewer_rows_than_it_allows(together: Make) -> None:

@@ -41,6 +41,9 @@ class Federation(Protocol):
     def call(self, verb: str, message: Answers = None, clients: Sequence[str] | None = None) -> Replies[Any]:
         """Run a method of the algorithm on the active clients (or those named), each with its message."""
 
+    def replies(self, messages: dict[str, M]) -> Replies[M]:
+        """Messages that the server kept, by client, to be blended and capped like those of a call."""
+
     def as_received(self, message: M) -> M:
         """This round's answer as clients will decode it: a codec may change it."""
 

@@ -119,7 +119,7 @@ class FedDRS(Averaging, Algorithm):
         me, known = fed.server, fed.server.memory.mappings
         if self.post:  # lines 8 and 11: the last known models of all, not the last round's student
             last = {name: Parameters(known[_slot(name)]) for name in fed.clients if _slot(name) in known}
-            models = Replies(last, fed.clients)
+            models = fed.replies(last)
             if type(self.base) is FedAvg:  # a step of another base also depends on the rounds before
                 self._aggregate(me, models)
             self._refine(me, models, self.post, self.strength if self.lambda_post is None else self.lambda_post)

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from fedstill.cli.predict import predict
 from fedstill.cli.report import page_of, report, tell_rounds
 from fedstill.cli.show import show
 from fedstill.common.errors import FedstillError
+from fedstill.common.traces import in_words, own_frames
 from fedstill.common.trust import trusting, trusts_all
 from fedstill.common.version import VERSION
 
@@ -104,6 +106,12 @@ def _main() -> None:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # another Ctrl-C must not kill what is ending already
         _print_error(f"stopped. {stop}")
         sys.exit(130)
+    except Exception as error:
+        if not (frames := own_frames(error)):
+            raise
+        _print_error(f"[bold red]error:[/] {escape(in_words(error))}")
+        _print_error(escape("".join(traceback.format_list(frames)).rstrip()))
+        sys.exit(1)
 
 
 def _print_error(line: str) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from fedstill.common.errors import FedstillError
-from fedstill.common.plugins import check_options, is_own, nearest, own_class
+from fedstill.common.plugins import check_options, is_own, name_of, nearest, own_class
 
 T = TypeVar("T")
 
@@ -47,6 +47,17 @@ def construct(
         where = ".".join(str(part) for part in first["loc"])
         raise FedstillError(f"{cls.__name__}: option {where!r}: {first['msg']} (given: {first['input']!r}).") from error
     return made
+
+
+def settings_of(made: Any) -> dict[str, Any]:
+    """The settings that `construct` makes this object of: its class's name, and the options that are not defaults."""
+    settings: dict[str, Any] = {"name": name_of(type(made))}
+    for option in fields(made):
+        value = getattr(made, option.name)
+        default = option.default if option.default_factory is MISSING else option.default_factory()
+        if option.init and (default is MISSING or value != default):
+            settings[option.name] = settings_of(value) if is_dataclass(value) else value
+    return settings
 
 
 def _find(base: type[T], name: object, table: Mapping[str, type[T]], kind: str) -> type[T]:

@@ -40,6 +40,32 @@ def is_own(name: str) -> bool:
     return ":" in name.replace("[:", "")
 
 
+def name_of(cls: type) -> str:
+    """The name that finds a class again, in other processes too: ours by its own name, others by their file or package.
+
+    A class of a notebook is in no file, and is refused.
+    """
+    if cls.__module__.startswith("fedstill."):
+        return cls.__name__
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
+    if cls.__qualname__ != cls.__name__ or not file.endswith(".py"):
+        raise FedstillError(
+            f"{cls.__qualname__} cannot be found again by other processes: write it at the top level of a file, and "
+            f"import it from there or name it as `file.py:{cls.__name__}`."
+        )
+    return f"{cls.__module__ if '.' in cls.__module__ else Path(file).resolve()}:{cls.__name__}"
+
+
+def own_files(settings: Any) -> list[Path]:
+    """The files of all classes that settings name as `file.py:Class`, each once."""
+    if isinstance(settings, Mapping):
+        settings = list(settings.values())
+    if isinstance(settings, list):
+        return list(dict.fromkeys(file for part in settings for file in own_files(part)))
+    name = settings.rpartition(":")[0] if isinstance(settings, str) else ""
+    return [Path(name)] if name.endswith(".py") and Path(name).is_file() else []
+
+
 _allowed: Mapping[str, str] | None = None
 
 

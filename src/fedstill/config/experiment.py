@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -20,8 +20,9 @@ from pydantic import (
 
 from fedstill import algorithms
 from fedstill.algorithms.base import Algorithm
+from fedstill.common.construct import settings_of
 from fedstill.common.errors import FedstillError
-from fedstill.common.plugins import absolute, nearest
+from fedstill.common.plugins import absolute, name_of, nearest
 from fedstill.common.settings import Settings
 from fedstill.common.units import bytes_of
 from fedstill.config.source import Source, dump
@@ -116,7 +117,15 @@ class Misplaced(FedstillError):
 
 
 class Experiment(Settings):
-    """Everything a run needs; `fedstill.run(Experiment(...))` runs it."""
+    """Everything a run needs; `fedstill.run(Experiment(...))` runs it.
+
+    `corpus` may also be rows in memory (a DataFrame, a `datasets.Dataset`, a list of mappings), and `algorithm` an
+    object such as `fedstill.AdaFD(temperature=2)`:
+
+    >>> import fedstill
+    >>> fedstill.Experiment(algorithm=fedstill.AdaFD(temperature=2), rounds=1).algorithm
+    {'name': 'AdaFD', 'temperature': 2}
+    """
 
     name: str = Field("experiment", pattern=EXPERIMENT_NAME)
     corpus: CorpusSpec = CorpusSpec(name="tweets")
@@ -173,6 +182,15 @@ class Experiment(Settings):
     _made: tuple[dict[str, Any], Algorithm] | None = PrivateAttr(None)
     """The algorithm, and the settings that it was made from."""
 
+    def __init__(self, **values: Any) -> None:
+        """An experiment in a program: the keys of a file, in all their short forms; mistakes are sentences."""
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise FedstillError(_sentences(error, Experiment, lambda path: "Experiment")) from error
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # files are validated without it
+
     @field_validator("labels")
     @classmethod
     def _different(cls, value: list[str] | None) -> list[str] | None:
@@ -183,9 +201,14 @@ class Experiment(Settings):
     @field_validator("algorithm", mode="before")
     @classmethod
     def _short(cls, value: Any) -> Any:
+        if isinstance(value, type) and issubclass(value, Algorithm):
+            return {"name": name_of(value)}
+        if isinstance(value, Algorithm):
+            return settings_of(value)
         options = {"name": value} if isinstance(value, str) else value
         if isinstance(options, dict) and isinstance(options.get("name", "AdaFD"), str):
-            return {**options, "name": absolute(options.get("name", "AdaFD"))}
+            plain = {key: settings_of(part) if _is_made(part) else part for key, part in options.items()}
+            return {**plain, "name": absolute(options.get("name", "AdaFD"))}
         return options
 
     @field_validator("workers")
@@ -217,6 +240,14 @@ class Experiment(Settings):
             except FedstillError as error:
                 raise Misplaced(path, error) from error
         return self
+
+    def changed(self, **changes: Any) -> Experiment:
+        """The same experiment with other values for some keys, checked again.
+
+        >>> fedstill.Experiment(rounds=5).changed(algorithm=fedstill.Local()).algorithm
+        {'name': 'Local'}
+        """
+        return Experiment(**{name: getattr(self, name) for name in self.model_fields_set} | changes)
 
     @property
     def method(self) -> Algorithm:
@@ -305,6 +336,15 @@ class Experiment(Settings):
         changes = {"corpus": _with_whole_paths(self.corpus), "public": public, "clients": clients}
         return self.model_copy(update={**changes, "distill": _inherit(self.distill, self.train)})
 
+    def held_files(self) -> dict[str, bytes]:
+        """Files for the rows that a program gave in memory, by name: `kept_in` a folder they are read from there."""
+        return self.corpus.held_files() | (self.public.corpus.held_files() if self.public else {})
+
+    def kept_in(self, folder: Path) -> Experiment:
+        """The same experiment with rows that were given in memory in files of this folder."""
+        public = self.public and self.public.model_copy(update={"corpus": self.public.corpus.kept_in(folder)})
+        return self.model_copy(update={"corpus": self.corpus.kept_in(folder), "public": public})
+
     def to_yaml(self) -> str:
         """The whole experiment, defaults included."""
         return dump(self.resolved().model_dump(mode="json"))
@@ -314,13 +354,18 @@ def _with_whole_paths(corpus: CorpusSpec) -> CorpusSpec:
     """The corpus with absolute paths, which are valid from any folder."""
     if corpus.path is not None:
         # The paths of tasks are relative to this one and need no change.
-        given = {key: value for key in ("path", "test") if (value := getattr(corpus, key))}
+        given = {key: value for key in ("path", "test") if (value := getattr(corpus, key)) and not corpus.held(key)}
         return corpus.model_copy(update={key: str(Path(value).expanduser().resolve()) for key, value in given.items()})
     if corpus.tasks is not None:
         return corpus.model_copy(
             update={"tasks": {task: part and _with_whole_paths(part) for task, part in corpus.tasks.items()}}
         )
     return corpus
+
+
+def _is_made(value: object) -> bool:
+    """Whether an option is an object, such as a weighting, and not the settings of one."""
+    return is_dataclass(value) and not isinstance(value, type)
 
 
 def _inherit(own: Any, general: BaseModel) -> Any:
@@ -331,10 +376,19 @@ def _inherit(own: Any, general: BaseModel) -> Any:
 
 
 def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
-    """Read an experiment file and apply overrides; errors name the file and the line."""
+    """Read an experiment file and apply overrides; errors name the file and the line.
+
+    >>> fedstill.load_experiment("shops.yaml", ["rounds=5", "train.rate=5e-4"]).rounds
+    5
+    """
     source = Source.read(Path(path))
     source.override(overrides)
     return from_source(source)
+
+
+def load_begun(run: Path) -> Experiment:
+    """The experiment of a run folder, wherever the folder is now."""
+    return load_experiment(run / "experiment.yaml").kept_in(run.resolve())
 
 
 def from_source(source: Source) -> Experiment:
@@ -349,16 +403,23 @@ def read_settings(source: Source, kind: type[S]) -> S:
     except Misplaced as error:
         raise FedstillError(f"{source.place(error.path)}: {error}") from error
     except ValidationError as error:
-        sentences = (_sentence(source, item, kind) for item in error.errors())
-        raise FedstillError("\n".join(dict.fromkeys(sentences))) from error
+        raise FedstillError(_sentences(error, kind, source.place)) from error
 
 
-def _sentence(source: Source, item: Any, kind: type[Settings]) -> str:
+Place = Callable[[Sequence[str | int]], str]
+"""Says where the value at a path of keys stands."""
+
+
+def _sentences(error: ValidationError, kind: type[Settings], place: Place) -> str:
+    return "\n".join(dict.fromkeys(_sentence(place, item, kind) for item in error.errors()))
+
+
+def _sentence(place: Place, item: Any, kind: type[Settings]) -> str:
     path = [part for part in item["loc"] if not str(part).startswith("<")]  # tags of our unions, not keys
     if path[:1] == ["workers"]:
         del path[1:]
     dotted = ".".join(str(part) for part in path)
-    where = source.place(path)
+    where = place(path)
     if item["type"] == "extra_forbidden":
         return f"{where}: unknown key {dotted!r}; {nearest(str(path[-1]), _keys_at(kind, path[:-1]))}"
     message = item["msg"].removeprefix("Value error, ")

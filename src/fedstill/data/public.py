@@ -13,6 +13,7 @@ from fedstill.common.plugins import nearest
 from fedstill.common.randomness import generator
 from fedstill.common.settings import Settings
 from fedstill.data.corpora import CorpusSpec, load_public, normalised
+from fedstill.data.corpora.memory import is_table
 from fedstill.data.corpus import Corpus, Ints
 from fedstill.data.partition import Partition
 
@@ -29,7 +30,7 @@ class PublicSpec(Settings):
     @model_validator(mode="before")
     @classmethod
     def _flat(cls, value: Any) -> Any:
-        if isinstance(value, str):
+        if isinstance(value, str) or is_table(value):
             return {"corpus": value}
         if not isinstance(value, dict) or "corpus" in value:
             return value

@@ -13,12 +13,12 @@ from fedstill.common.errors import FedstillError
 from fedstill.common.events import RoundDone, Saving
 from fedstill.common.files import FileReference, file_name
 from fedstill.common.randomness import generator
+from fedstill.common.traces import in_words
 from fedstill.engines import checkpoint
 from fedstill.engines.books import Books
 from fedstill.engines.checkpoint import Manifest, folder_of
 from fedstill.engines.engine import Engine
 from fedstill.engines.host import export, read_state, write_state
-from fedstill.engines.hosting import in_words
 from fedstill.engines.masking import Masking
 from fedstill.engines.seconds import Seconds, Slip
 from fedstill.plan.caution import Caution, cautions
@@ -124,7 +124,11 @@ class Conductor:
         self.check_quorum(names, messages, failures)
         if self.masking is not None and any(is_masked(type(said)) for said in messages.values()):
             return self.masking.opened(names, messages, failures)
-        return Replies(messages, self.clients, tuple(failures), self.blending_now())
+        return replace(self.replies(messages), failures=tuple(failures))
+
+    def replies(self, messages: dict[str, M]) -> Replies[M]:
+        """Messages by client as methods see them: with the clients' greetings and the experiment's blend."""
+        return Replies(messages, self.clients, (), self.blending_now())
 
     def check_quorum(self, names: Sequence[str], messages: Mapping[str, Message], failures: Sequence[Failure]) -> None:
         enough = needed(self.plan.experiment.quorum, len(names))

@@ -18,6 +18,7 @@ from safetensors.torch import load, save, save_file
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import Rested, Tell
 from fedstill.common.files import MODELS, FileReference, file_name, write_whole
+from fedstill.common.traces import keep_trace
 from fedstill.engines.checkpoint import folder_of
 from fedstill.engines.hosting import Request
 from fedstill.engines.seconds import Slip
@@ -102,8 +103,10 @@ class Host:
             notes, client.notes = client.notes, []
             envelope = {"round": client.round, "metrics": metrics, "notes": notes}
             reply = crossing.answer(message, envelope, client.round)
-        except BaseException:
+        except BaseException as error:
             self._go_back(name)
+            if not self.plan.is_real:  # a site's worker has a log of its own
+                keep_trace(error, self.plan.folder, f"{name}, {verb} of round {client.round}")
             raise
         if verb != "hello":
             self.changed.add(name)

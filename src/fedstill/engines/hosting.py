@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Literal
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import Event, Tell, from_json, to_json
+from fedstill.common.traces import in_words
 
 What = Literal["call", "save", "restore", "export", "begin", "begin as the first of a machine"]
 
@@ -58,12 +57,6 @@ def outcome(answer: Answer, request: Request) -> Outcome:
         if request.what in ("save", "restore"):
             raise  # a disk that cannot be used is not a client's failure
         return Reason(in_words(error))
-
-
-def in_words(error: Exception) -> str:
-    """An unexpected exception in words, with the line that raised it."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__} in {Path(last.filename).name}:{last.lineno}: {error}"
 
 
 def send(connection: Connection, header: Mapping[str, Any], payload: bytes = b"") -> None:

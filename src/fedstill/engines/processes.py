@@ -11,6 +11,8 @@ from multiprocessing.connection import wait
 from typing import Any
 
 STOP_S = 3.0
+UNGUARDED = 77
+"""The exit code of a worker whose program would run the experiment again."""
 SLOW_TO_LOAD = ("transformers", "torch._dynamo")
 """What every process would load by itself; PyTorch loads the second, for seconds, with a process's first optimiser."""
 
@@ -47,7 +49,18 @@ def stop(processes: Sequence[Any]) -> None:
 
 def how_it_died(code: int | None) -> str:
     """An exit code in words."""
+    if code == UNGUARDED:
+        return (
+            "workers import the program's file, which runs the experiment again: put what runs under "
+            "`if __name__ == '__main__':`, or set workers=1"
+        )
     return f"killed by signal {-code}; out of memory?" if code is not None and code < 0 else f"exit code {code}"
+
+
+def leave_if_unguarded() -> None:
+    """End this process if it is a worker that is still importing the program: nothing may be run from there."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        os._exit(UNGUARDED)
 
 
 def follow_parent() -> None:

@@ -27,7 +27,8 @@ import torch.distributed as dist
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import Event, Tell, from_json, tell_nobody, to_json
-from fedstill.engines.hosting import Outcome, Reason, Request, in_words
+from fedstill.common.traces import in_words
+from fedstill.engines.hosting import Outcome, Reason, Request
 
 BEAT_S = 5.0
 SILENCE_S = 300.0

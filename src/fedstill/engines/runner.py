@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,11 @@ from safetensors.numpy import save
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import Begun, Finished, Noted, Preparing, Tell, tell_nobody
 from fedstill.common.files import write_whole
+from fedstill.common.plugins import own_files
+from fedstill.common.traces import keep_trace
 from fedstill.common.words import counted
-from fedstill.config.experiment import Experiment, load_experiment
+from fedstill.config.experiment import Experiment, load_begun
+from fedstill.data.corpora.memory import kept_name
 from fedstill.engines import checkpoint, ranks, torchrun
 from fedstill.engines.books import Books
 from fedstill.engines.checkpoint import Manifest
@@ -29,6 +34,9 @@ from fedstill.plan.plan import Plan
 from fedstill.plan.prepare import changed_keys, prepare
 from fedstill.results.record import Record, write_summary
 from fedstill.wire.messages import SERVER
+
+CODE = "code.json"
+"""The file of a run with the hashes of the own code that it began with."""
 
 
 def run(
@@ -43,8 +51,12 @@ def run(
     _make_room(folder, force, experiment)
     tell(Preparing(str(folder)))
     with stopping_on_sigterm(), _explaining(folder), held(folder):
-        experiment, plan, corpus = prepare(experiment, folder.resolve())
+        experiment, plan, corpus = prepare(experiment.kept_in(folder.resolve()), folder.resolve())
         write_whole(folder / "partition.safetensors", save(plan.partition.to_arrays()))
+        for name, rows in experiment.held_files().items():
+            write_whole(folder / name, rows)
+        if code := code_of(experiment):
+            write_whole(folder / CODE, (json.dumps(code, indent=1) + "\n").encode())
         write_whole(
             folder / "experiment.yaml", experiment.to_yaml().encode()
         )  # last: a folder with this file holds a run
@@ -62,7 +74,7 @@ def resume(folder: str | Path, tell: Tell = tell_nobody, rounds: int | None = No
     folder = Path(folder)
     if not (folder / "experiment.yaml").exists():
         raise FedstillError(f"{folder} holds no run to go on with: there is no experiment.yaml in it.")
-    experiment = load_experiment(folder / "experiment.yaml")
+    experiment = load_begun(folder)
     if Record(folder).is_finished and rounds is None:
         checkpoint.settle(folder)  # a kill after the last line of a run leaves more behind
         more = f"fedstill run --resume {folder} rounds={experiment.rounds + 1}"
@@ -81,7 +93,7 @@ def resume(folder: str | Path, tell: Tell = tell_nobody, rounds: int | None = No
         if manifest is not None:
             refuse_changes(folder, manifest, plan)
         tell(begun(plan, manifest, _hosts(plan), corpus.counts))
-        return conduct(plan, folder, tell, manifest, make)
+        return conduct(plan, folder, tell, manifest, make, changed_code(folder, experiment))
 
 
 def begin_or_finish(experiment: Experiment, folder: Path, force: bool = False, tell: Tell = tell_nobody) -> Record:
@@ -99,8 +111,8 @@ def differences(experiment: Experiment, folder: Path) -> list[str] | None:
     """The keys in which the experiment differs from the one that was begun in this folder; None if none was."""
     if not (folder / "experiment.yaml").exists():
         return None
-    there = load_experiment(folder / "experiment.yaml").model_dump(mode="json")
-    wanted = experiment.resolved().model_dump(mode="json")
+    there = load_begun(folder).model_dump(mode="json")
+    wanted = experiment.kept_in(folder.resolve()).resolved().model_dump(mode="json")
     return changed_keys(_what_counts(there) | {"labels": None}, _what_counts(wanted) | {"labels": None})
 
 
@@ -108,22 +120,31 @@ def follow(place: Place) -> None:
     """What every rank except 0 does under torchrun, until rank 0 ends."""
 
     def plan_of(folder: Path) -> Plan:
-        return prepare(load_experiment(folder / "experiment.yaml"), folder)[1]
+        return prepare(load_begun(folder), folder)[1]
 
     torchrun.follow(place, plan_of)
 
 
-def conduct(plan: Plan, folder: Path, tell: Tell, after: Manifest | None, make: MakeEngine) -> Record:
-    """All rounds of a plan, or those after a checkpoint, into a record."""
+def conduct(
+    plan: Plan, folder: Path, tell: Tell, after: Manifest | None, make: MakeEngine, remarks: Sequence[str] = ()
+) -> Record:
+    """All rounds of a plan, or those after a checkpoint, into a record, which begins with these remarks."""
     journal = Journal(folder)
     try:
         journal.cut(after.offsets if after is not None else {})
         books = Books(journal, tell)
+        books.enter(after.round if after is not None else 0)
+        for remark in remarks:
+            books.note(SERVER, remark)
         engine = make(plan, books)
         try:
             conductor = Conductor(plan, books, engine)
-            with stopping_on_sigterm():
-                conductor.conduct(after)
+            try:
+                with stopping_on_sigterm():
+                    conductor.conduct(after)
+            except Exception as error:
+                keep_trace(error, folder, f"{SERVER}, round {conductor.round}")
+                raise
             journal.offsets()
             known = [caution.cause for caution in conductor.cautions]
             write_summary(Record(folder), plan, dict(books.ledger.totals), conductor.seconds, known)
@@ -159,8 +180,14 @@ def begun(plan: Plan, after: Manifest | None, hosts: str, counts: Mapping[str, i
 
 
 def _what_counts(experiment: dict[str, Any]) -> dict[str, Any]:
-    """The experiment without its engine, on which the numbers do not depend."""
-    return {key: value for key, value in experiment.items() if key != "engine"}
+    """The experiment without its engine and the folder that it is in, on which the numbers do not depend."""
+    return {key: _anywhere(value) for key, value in experiment.items() if key != "engine"}
+
+
+def _anywhere(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _anywhere(part) for key, part in value.items()}
+    return kept_name(value) if isinstance(value, str) else value
 
 
 def _make_room(folder: Path, force: bool, experiment: Experiment) -> None:
@@ -169,7 +196,7 @@ def _make_room(folder: Path, force: bool, experiment: Experiment) -> None:
             shutil.rmtree(folder)
     changed = differences(experiment, folder)
     if Record(folder).is_finished:
-        more = changed == ["rounds"] and experiment.rounds > load_experiment(folder / "experiment.yaml").rounds
+        more = changed == ["rounds"] and experiment.rounds > load_begun(folder).rounds
         again = ranks.command(f"run --resume {folder} rounds={experiment.rounds}")
         goes_on = f"it goes on with `{again}`, " if more else ""
         raise FedstillError(
@@ -208,6 +235,23 @@ def _prolong(folder: Path, experiment: Experiment, rounds: int, tell: Tell) -> E
     experiment = experiment.model_copy(update={"rounds": rounds})
     write_whole(folder / "experiment.yaml", experiment.to_yaml().encode())
     return experiment
+
+
+def code_of(experiment: Experiment) -> dict[str, str]:
+    """The sha256 of every file whose classes the experiment names."""
+    files = own_files(experiment.model_dump(mode="json"))
+    return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def changed_code(folder: Path, experiment: Experiment) -> list[str]:
+    """A sentence for every file of own code that is not what it was when the run began."""
+    path = folder / CODE
+    before = json.loads(path.read_text()) if path.is_file() else {}
+    return [
+        f"{file} was changed since the run began: from here on the new code computes, so the run is of two methods."
+        for file, digest in code_of(experiment).items()
+        if before.get(file, digest) != digest
+    ]
 
 
 def refuse_changes(folder: Path, manifest: Manifest, plan: Plan) -> None:

@@ -35,6 +35,8 @@ def refuse_unwanted(job: Job, file: SiteFile, name: str) -> Experiment:
         raise Refusal(f"it takes part in {limits.rounds} rounds at most, and the experiment has {experiment.rounds}.")
     if not limits.parameters and sends_parameters(algorithm):
         raise Refusal(f"its limits do not allow parameters to leave, and {algorithm.title} sends them.")
+    if limits.masks and experiment.wire.mask is None:
+        raise Refusal("it takes part only in experiments with `wire: {mask: true}`, and this one has no masks.")
     rows = rows_at_once(job, experiment, name, file)
     if rows is not None and rows < limits.min_rows:
         raise Refusal(f"it trains on {limits.min_rows} rows at least (min_rows), and train.rows is {rows}.")

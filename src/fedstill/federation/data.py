@@ -23,10 +23,10 @@ from fedstill.federation.files import CentreFile, SiteFile
 from fedstill.federation.job import Job
 from fedstill.federation.requests import Refusal
 from fedstill.parties.party import PartySpec
+from fedstill.plan.advice import tells
 from fedstill.plan.needs import check_chat, check_needs
 from fedstill.plan.plan import Plan
 from fedstill.plan.prepare import fingerprint_of, make_plan
-from fedstill.wire.messages import Parameters
 
 ADVICE = {"public": "name `public:` in server.yaml", "labelled": "name `labelled:` in server.yaml"}
 
@@ -179,8 +179,8 @@ def site_plan(job: Job, name: str, site: SiteFile, public: PublicSet, folder: Pa
 
 
 def sends_parameters(algorithm: Algorithm) -> bool:
-    """Whether parameters of models cross in this method."""
-    return "parameters" in algorithm.requires() or any(issubclass(kind, Parameters) for kind in algorithm.messages)
+    """Whether clients send parameters of their models in this method."""
+    return "parameters" in tells(algorithm)
 
 
 def training_rows(site: SiteFile, corpus: Corpus) -> int:

@@ -109,6 +109,8 @@ class Limits(Settings):
 
     parameters: bool = False
     """Whether the site may send parameters of its model; opinions are always allowed."""
+    masks: bool = False
+    """Whether the site takes part only where the centre learns sums and no single reply: `wire: {mask: true}`."""
     min_rows: int = Field(50, ge=1)
     """The fewest rows to train on; with fewer, what a model says is mostly about single rows."""
     rounds: int | None = Field(None, ge=1)

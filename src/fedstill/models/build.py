@@ -27,6 +27,7 @@ from fedstill.data.artefacts import fetch
 from fedstill.data.tokens import Tokenizer
 from fedstill.learning.losses import Loss, ce, likelihood
 from fedstill.models.images import IMAGE_MODELS
+from fedstill.models.labelling import Predictions, Texts, label, pipeline
 from fedstill.models.small import SMALL
 from fedstill.models.text_to_text import TextToText, is_text_to_text, keep_layers, label_words
 from fedstill.models.tokenizers import HashedNgrams, HashedTokens, load_tokenizer, read_tokenizer
@@ -121,6 +122,8 @@ class Model:
     """The loss on labelled rows."""
     label_tasks: torch.Tensor | None = None
     """The task of each label, if there are several tasks."""
+    max_length: int | None = None
+    """The most tokens that `predict` reads of a text; None: 128."""
 
     @property
     def architecture(self) -> str:
@@ -133,8 +136,25 @@ class Model:
         """The number of its parameters."""
         return sum(p.numel() for p in self.module.parameters())
 
-    def save(self, folder: Path) -> None:
+    def predict(self, texts: Texts, allowed: Sequence[str] | None = None) -> Predictions:
+        """The labels of texts, or of pairs of texts, and the probabilities of all; `allowed` leaves only some labels.
+
+        >>> record.model("server").predict(["lovely, thank you"]).labels
+        ['good']
+        """
+        return label(self, texts, allowed)
+
+    def pipeline(self, **options: Any) -> Any:
+        """A `transformers` pipeline for text classification, if transformers made the model; options are for it.
+
+        >>> record.model("server").pipeline(top_k=1)("lovely, thank you")
+        [{'label': 'good', 'score': 0.93}]
+        """
+        return pipeline(self, **options)
+
+    def save(self, folder: str | Path) -> None:
         """Write weights, tokenizer and label names, for `load` (or, of transformers' models, `from_pretrained`)."""
+        folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if self.tokenizer is not None:
             self.tokenizer.save(folder)
@@ -174,6 +194,9 @@ def load(folder: str | Path, trust_code: bool = False) -> Model:
     """A model that `Model.save` wrote: one of a run's `models/<party>` folders.
 
     A model of somebody's own class runs the code of a file that the folder names, which needs `trust_code`.
+
+    >>> fedstill.load_model("runs/shops/seed-0/models/books").predict(["lovely, thank you"]).labels
+    ['good']
     """
     folder = Path(folder)
     if not (folder / MARKER).exists():

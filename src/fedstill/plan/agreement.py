@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import get_args, get_type_hints
@@ -52,14 +53,55 @@ def verb_of(algorithm: Algorithm, verb: str) -> Callable[..., Message | None]:
 def owed(algorithm: Algorithm, verb: str) -> tuple[type[Message], ...]:
     """The types of message that a verb's method is annotated to return; for `turn`, those of `opine`."""
     for method in (verb_of(algorithm, verb), algorithm.opine) if verb == "turn" else (verb_of(algorithm, verb),):
-        try:
-            promised = get_type_hints(method).get("return", Message)
-        except NameError:  # a user's class may import an annotation for type checkers only
-            continue
-        kinds = tuple(k for k in get_args(promised) or (promised,) if isinstance(k, type) and issubclass(k, Message))
-        if kinds and Message not in kinds:
-            return kinds
+        if kinds := _promised(method):
+            return tuple(kinds)
     return (Message,)
+
+
+def check_messages(algorithm: Algorithm) -> None:
+    """Refuse a method whose `messages` lack something that it sends: it would fail only when it first sends it."""
+    cls = type(algorithm)
+    for name, method in inspect.getmembers(cls, inspect.isfunction):
+        if name.startswith("_") or getattr(Algorithm, name, None) is method:
+            continue
+        for kind in _promised(method):
+            if not issubclass(kind, (Hello, *cls.messages)):
+                raise FedstillError(
+                    f"{cls.__name__}.{name} returns a {kind.__name__}, which is not among its messages: write "
+                    f"`{_with(cls, kind)}`."
+                )
+    ends = "round" if cls.round is not Algorithm.round else "server"
+    if cls.finish is Algorithm.finish and _answers(getattr(cls, ends)):
+        for kind in _promised(cls.close):
+            if kind not in cls.messages:
+                raise FedstillError(
+                    f"{cls.__name__}: after the last round every client digests the answer and says {kind.__name__}, "
+                    f"which is not among its messages: write `{_with(cls, kind)}` (or annotate `{ends}` with "
+                    "`-> None` if it never answers)."
+                )
+
+
+def _promised(method: Callable[..., object]) -> list[type[Message]]:
+    """The kinds of message that a method is annotated to return; none if it may be any."""
+    try:
+        promised = get_type_hints(method).get("return", Message)
+    except NameError:  # a user's class may import an annotation for type checkers only
+        return []
+    alternatives = get_args(promised) or (promised,)
+    kinds = [kind for kind in alternatives if isinstance(kind, type) and issubclass(kind, Message)]
+    return [] if Message in kinds else kinds
+
+
+def _answers(method: Callable[..., object]) -> bool:
+    """Whether a method may return an answer: it does not if it is annotated with None."""
+    try:
+        return get_type_hints(method).get("return", Message) is not type(None)
+    except NameError:
+        return True
+
+
+def _with(cls: type[Algorithm], kind: type[Message]) -> str:
+    return f"messages = ({', '.join(each.__name__ for each in (*cls.messages, kind))})"
 
 
 def owed_masked(algorithm: Algorithm, verb: str) -> tuple[type[Message], ...]:

@@ -11,14 +11,15 @@ from fedstill.common.words import listed
 from fedstill.config.experiment import Experiment
 from fedstill.parties.party import PartySpec
 from fedstill.parties.server import Server
-from fedstill.plan.agreement import owed
+from fedstill.plan.agreement import check_messages, owed
 from fedstill.wire.messages import Done, Opinion, Scores
 
 KNOWN_NEEDS = {"public", "labelled", "label_counts", "parameters", "pooled", "openai"}
 
 
 def check_needs(algorithm: Algorithm, public: int, labelled: int, advice: Mapping[str, str]) -> None:
-    """Refuse a method that lacks rows; `advice` says how the user provides `public` or `labelled` ones."""
+    """Refuse a method that lacks rows or messages; `advice` says how the user provides `public` or `labelled` ones."""
+    check_messages(algorithm)
     name, needs = type(algorithm).__name__, algorithm.requires()
     if "public" in needs and not public:
         raise FedstillError(f"{name} needs public samples: {advice['public']}.")

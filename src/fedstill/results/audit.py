@@ -16,7 +16,7 @@ from fedstill.common.errors import FedstillError
 from fedstill.common.events import tell_nobody
 from fedstill.common.files import write_whole
 from fedstill.common.randomness import key
-from fedstill.config.experiment import load_experiment
+from fedstill.config.experiment import load_begun
 from fedstill.data.corpus import Ints
 from fedstill.data.examples import Labelled
 from fedstill.learning.losses import kl
@@ -110,7 +110,7 @@ def plan_of(run: Path) -> tuple[Plan, Record]:
         raise FedstillError(f"{run} is not a run folder: give one such as runs/<name>/seed-0.")
     if record.summary["engine"] == "flare":
         raise FedstillError(f"{run} is of a federation, whose rows are at its sites: audit its simulation instead.")
-    plan = prepare(load_experiment(run / "experiment.yaml"), run.resolve())[1]
+    plan = prepare(load_begun(run), run.resolve())[1]
     if "pooled" in plan.experiment.method.requires():
         raise FedstillError(f"{run}: {record.summary['method']} has all rows in one place: nothing is sent.")
     if missing := [name for name in plan.clients if not record.model_folder(name).is_dir()]:

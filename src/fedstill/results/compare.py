@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedstill.common.errors import FedstillError
+from fedstill.common.rows import Rows
 from fedstill.learning.metrics import METRICS
 from fedstill.results.runs import Run, Runs, Unpaired, complete, load_runs, predictions
 from fedstill.results.significance import FEWEST_SEEDS, RESAMPLES, Bootstrap, paired_bootstrap, paired_over_seeds
@@ -74,6 +75,29 @@ class Comparison:
     rows: tuple[MethodRow, ...]
     against: str | None
     notes: tuple[str, ...]
+
+    def to_rows(self) -> Rows:
+        """A row a method: its means over seeds, as fractions."""
+        return Rows(
+            {"method": row.method, "seeds": len(row.seeds), "global": _mean_of(row.overall)}
+            | {name: _mean_of(spread) for name, spread in row.domains.items()}
+            | {
+                "clients": _mean_of(row.clients_mean),
+                "difference": row.difference and row.difference.mean,
+                "bytes": row.bytes_up + row.bytes_down,
+                "seconds": row.seconds,
+            }
+            for row in self.rows
+        )
+
+    def to_pandas(self) -> Any:
+        """The rows as a `pandas.DataFrame`."""
+        return self.to_rows().to_pandas()
+
+    def __str__(self) -> str:
+        from fedstill.results.table import text
+
+        return text(self)
 
 
 def compare(runs: Sequence[Run], against: str | None = None, resamples: int = RESAMPLES) -> Comparison:
@@ -274,6 +298,10 @@ def _row_to_dict(row: MethodRow) -> dict[str, Any]:
     if row.difference is not None and row.difference.bootstrap is not None:
         entry["difference"]["bootstrap"] = row.difference.bootstrap._asdict()
     return entry
+
+
+def _mean_of(spread: Spread | None) -> float | None:
+    return None if spread is None else spread.mean
 
 
 def _spread(values: Iterable[float | None]) -> Spread | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,9 +13,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from fedstill.common.errors import FedstillError
 from fedstill.common.files import MODELS, file_name, write_whole
+from fedstill.common.plugins import nearest
+from fedstill.common.rows import Rows
 from fedstill.common.version import VERSION
+from fedstill.common.words import listed
+from fedstill.data.corpora import CorpusSpec
+from fedstill.learning.fast import Fast, accelerate
 from fedstill.models import Model, load
 from fedstill.plan.plan import Plan
 from fedstill.results.members import Member, causes, members, verdict
@@ -27,11 +35,19 @@ ABOUT = ("round", "party", "stage", "split", "rows")
 """What a measurement says besides its scores."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Record:
-    """A run folder: experiment, metrics, ledger, models, predictions and summary."""
+    """A run folder: experiment, metrics, ledger, models, predictions and summary.
+
+    >>> record = fedstill.Record("runs/shops/seed-0")
+    >>> record.f1("server"), record.gain()[0]["gain"]
+    (0.81, 0.12)
+    """
 
     folder: Path
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        object.__setattr__(self, "folder", Path(folder))
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -39,9 +55,22 @@ class Record:
         try:
             return json.loads((self.folder / "summary.json").read_text())  # type: ignore[no-any-return]
         except FileNotFoundError as error:
-            raise FedstillError(
-                f"{self.folder} holds no finished run; continue it with: fedstill run --resume {self.folder}"
-            ) from error
+            raise FedstillError(self._why_unfinished()) from error
+
+    def _why_unfinished(self) -> str:
+        if (self.folder / "experiment.yaml").exists():
+            return f"{self.folder} holds no finished run; continue it with: fedstill run --resume {self.folder}"
+        inside = sorted(str(path.parent) for path in self.folder.glob("*/experiment.yaml"))
+        return (
+            f"{self.folder} is no run folder; {f'give one of {listed(inside)}' if inside else 'there is none in it'}."
+        )
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The experiment as plain values, with everything that was left to a default."""
+        path = self.folder / "experiment.yaml"
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        return yaml.load(path.read_text(encoding="utf-8"), loader) or {} if path.is_file() else {}
 
     @property
     def is_finished(self) -> bool:
@@ -102,9 +131,56 @@ class Record:
             raise FedstillError(f"{self.folder}: {metric} was not measured; there are {', '.join(found[split])}.")
         return float(found[split][metric])
 
+    def gain(self) -> Rows:
+        """What every client had alone, has after the run, and gained: on its own test rows and on those of all.
+
+        Empty if nobody learnt from anybody. `.gain().to_pandas()` is a DataFrame.
+        """
+        rows = Rows()
+        for member in self.members:
+            row: dict[str, Any] = {"client": member.name, "model": member.model}
+            for score, where in ((member.own, ""), (member.every, "_on_all")):
+                for what in ("alone", "after", "gain"):
+                    row[what + where] = None if score is None else getattr(score, what)
+            rows.append(row)
+        return rows
+
+    def to_pandas(self) -> Any:
+        """All measurements, a row a round, party, stage and split, as a `pandas.DataFrame`."""
+        return Rows(line for line in self.metrics if "split" in line).to_pandas()
+
     def model(self, party: str = SERVER, trust_code: bool = False) -> Model:
-        """A party's model, ready to predict; a class of somebody's own needs `trust_code`."""
-        return load(self.model_folder(party), trust_code)
+        """A party's model, ready to predict; a class of somebody's own needs `trust_code`.
+
+        It reads as many tokens of a text as it did in the run, and computes as quickly.
+        """
+        folder = self.model_folder(party)
+        if not folder.is_dir():
+            parties = [path.name for path in folder.parent.glob("*")]
+            gone = "it kept no models." if self.is_finished else self._why_unfinished()
+            raise FedstillError(f"{self.folder} has no model of {party!r}; {nearest(party, parties) or gone}")
+        model = load(folder, trust_code)
+        if self.settings:
+            clients = self.settings["clients"]
+            own = clients.get(party) if isinstance(clients, dict) else None
+            train = own["train"] if isinstance(own, dict) and "train" in own else self.settings["train"]
+            model.max_length = train["max_length"]
+            accelerate(model.module, Fast.model_validate(self.settings.get("fast", {})))
+        return model
+
+    def labels_of(self, task: str | None = None) -> list[str]:
+        """The labels that a text may have: all, or, if the run has several tasks, those of the named task."""
+        labels: list[str] = self.summary["labels"]
+        is_of_tasks = CorpusSpec.model_validate(self.settings["corpus"]).is_of_tasks
+        tasks = sorted({label.partition("/")[0] for label in labels}) if is_of_tasks else []
+        if task is None and not tasks:
+            return labels
+        if task not in tasks:
+            wanted = f"it has no task {task!r}" if task is not None else "name one of them"
+            raise FedstillError(
+                f"this run has {'the tasks ' + ', '.join(tasks) if tasks else 'one task only'}: {wanted}."
+            )
+        return [label for label in labels if label.partition("/")[0] == task]
 
     def model_folder(self, party: str = SERVER) -> Path:
         """The folder of a party's model."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from rich import box, get_console
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -37,6 +38,14 @@ def render(comparison: Comparison, width: int | None = None) -> Table:
     table.caption = Text("\n".join(("", *comparison.notes, *left_out)), style="dim")
     table.caption_justify = "left"
     return table
+
+
+def text(comparison: Comparison, width: int = 160) -> str:
+    """The same without colours, for `print`."""
+    console = Console(width=width, color_system=None, force_terminal=False, force_jupyter=False)
+    with console.capture() as shown:
+        console.print(render(comparison, width))
+    return shown.get()
 
 
 def _table(comparison: Comparison, columns: Sequence[TableColumn]) -> Table:

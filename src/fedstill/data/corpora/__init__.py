@@ -13,9 +13,10 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from fedstill.common.errors import FedstillError
-from fedstill.data.corpora import doctor, files, images, tasks
+from fedstill.data.corpora import doctor, files, images, memory, tasks
 from fedstill.data.corpora.embedded import Source
 from fedstill.data.corpora.files import Columns, Row
+from fedstill.data.corpora.memory import Held
 from fedstill.data.corpora.spec import EMBEDDED, CorpusSpec
 from fedstill.data.corpus import Corpus, Ints
 
@@ -75,7 +76,7 @@ def _read(spec: CorpusSpec, is_public: bool = False) -> Source:
 
 
 def _read_files(path: Path, spec: CorpusSpec, columns: Columns) -> tuple[list[Row], list[Row] | None]:
-    rows = list(files.read(path, columns, spec.encoding, spec.header, delimiter=spec.delimiter))
+    rows = _rows(path, spec.held("path"), spec, columns)
     if spec.test is None:
         return rows, None
     test = Path(spec.test).expanduser()
@@ -84,7 +85,14 @@ def _read_files(path: Path, spec: CorpusSpec, columns: Columns) -> tuple[list[Ro
             f"{path} and {test} are a file and a folder, so their domains do not match; "
             "give two files, two folders with the same file names, or a `domain:` column."
         )
-    return rows, list(files.read(test, columns, spec.encoding, spec.header, delimiter=spec.delimiter))
+    return rows, _rows(test, spec.held("test"), spec, columns)
+
+
+def _rows(path: Path, held: Held | None, spec: CorpusSpec, columns: Columns) -> list[Row]:
+    if held is not None:
+        return list(files.read_records(memory.TABLE, held.records, held.names, columns))
+    memory.check_kept(path)
+    return list(files.read(path, columns, spec.encoding, spec.header, delimiter=spec.delimiter))
 
 
 def _read_dataset(name: str, spec: CorpusSpec, columns: Columns) -> tuple[list[Row], list[Row] | None]:

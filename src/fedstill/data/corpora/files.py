@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from fedstill.data.artefacts import offline
 from fedstill.data.corpora import tables
 from fedstill.data.corpora.tables import Columns, Form, check_columns, fault
 
-__all__ = ["ONE_LABEL", "Columns", "Row", "fault", "hub_dataset", "read", "read_dataset", "row_of"]
+__all__ = ["ONE_LABEL", "Columns", "Row", "fault", "hub_dataset", "read", "read_dataset", "read_records", "row_of"]
 
 ONE_LABEL = "fedstill learns one label for a text, not several (multi-label) and not one for each token"
 
@@ -54,6 +54,18 @@ def read(
         for line, record in tables.records(file, columns, Form(encoding, header, delimiter), short):
             row = row_of(str(file), line, record, columns)
             yield row if columns.domain or file == path else row._replace(domain=file.stem)
+
+
+def read_records(
+    name: str, records: Iterable[Mapping[str, object]], names: Iterable[str], columns: Columns
+) -> Iterator[Row]:
+    """The rows of a table with these column names; `name` stands for the file in errors."""
+    check_columns(name, 0, names, columns)
+    line = 0
+    for line, record in enumerate(records, start=1):
+        yield row_of(name, line, record, columns)
+    if not line:
+        raise FedstillError(f"{name} holds no rows.")
 
 
 def hub_dataset(name: str, config: str | None, split: str) -> Any:

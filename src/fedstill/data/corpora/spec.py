@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationInfo, field_validator, model_validator
+from pydantic import ModelWrapValidatorHandler, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from fedstill.common.settings import Settings
-from fedstill.data.corpora import amazon, glue, images, reviews, superglue, tasks, topics, tweets
+from fedstill.data.corpora import amazon, glue, images, memory, reviews, superglue, tasks, topics, tweets
 from fedstill.data.corpora.files import Columns
+from fedstill.data.corpora.memory import Held
 
 EMBEDDED = {
     "tweets": tweets.CORPUS,
@@ -25,7 +26,10 @@ EMBEDDED = {
 
 
 class CorpusSpec(Settings):
-    """Where labelled texts or images come from: a name fedstill knows, a file or folder, a Hugging Face data set."""
+    """Where labelled texts or images come from: a name fedstill knows, a file or folder, a Hugging Face data set.
+
+    In a program also rows in memory, alone or as `{"table": rows, "text": ..., "label": ...}`.
+    """
 
     name: str | None = None
     task: str | None = None
@@ -60,6 +64,9 @@ class CorpusSpec(Settings):
     """The height and width that images are scaled to."""
     cut: bool = False
     """Whether superglue keeps only as many training rows as FedDRS uses."""
+
+    _held: dict[str, Held] = PrivateAttr(default_factory=dict)
+    """Rows in memory that `path` or `test` stand for."""
 
     @model_validator(mode="before")
     @classmethod
@@ -129,6 +136,57 @@ class CorpusSpec(Settings):
         if self.task is not None and self.tasks is not None:
             raise ValueError("superglue has a `task:` or `tasks:`, not both")
         return self
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_memory(cls, value: Any, make: ModelWrapValidatorHandler[CorpusSpec]) -> CorpusSpec:
+        if memory.is_table(value):
+            also = [key for key in ("domain", "group") if key in memory.column_names(value)]
+            value = {"table": value, **{key: key for key in also}}
+        if not isinstance(value, dict) or not ("table" in value or memory.is_table(value.get("test"))):
+            return make(value)
+        settings = {("path" if key == "table" else key): part for key, part in value.items()}
+        if "table" in value and ("path" in value or not memory.is_table(value["table"])):
+            raise ValueError(f"`table` is {memory.FORMS}, and takes the place of `path`")
+        text = settings.get("text", "text")
+        texts = [text] if isinstance(text, str) else list(text)
+        wanted = [*texts, settings.get("label", "label"), settings.get("domain"), settings.get("group")]
+        held = {
+            key: Held.of(settings[key], [name for name in wanted if isinstance(name, str)])
+            for key in ("path", "test")
+            if memory.is_table(settings.get(key))
+        }
+        spec = make({**settings, **{key: rows.file for key, rows in held.items()}})
+        spec._held = held
+        return spec
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Without rows in memory that a run has kept in a file."""
+        state = super().__getstate__()
+        unkept = {key: rows for key, rows in self._held.items() if getattr(self, key) == rows.file}
+        return state | {"__pydantic_private__": {"_held": unkept}}
+
+    def held(self, key: Literal["path", "test"]) -> Held | None:
+        """The rows in memory that a path stands for; None: it is a file."""
+        return self._held.get(key)
+
+    def held_files(self) -> dict[str, bytes]:
+        """The files that keep the rows in memory, by name."""
+        inside = [part for part in (self.tasks or {}).values() if part is not None]
+        own = {rows.file: rows.data for rows in self._held.values()}
+        return own | {name: data for part in inside for name, data in part.held_files().items()}
+
+    def kept_in(self, folder: Path) -> CorpusSpec:
+        """The same with rows in memory, and those that a run kept, in files of this folder."""
+        paths = {key: memory.kept_name(path) for key in ("path", "test") if (path := getattr(self, key))}
+        changes: dict[str, Any] = {
+            key: str(folder / name)
+            for key, name in paths.items()
+            if key in self._held or (name != getattr(self, key) and (folder / name).is_file())
+        }
+        if self.tasks is not None:
+            changes["tasks"] = {task: part and part.kept_in(folder) for task, part in self.tasks.items()}
+        return self.model_copy(update=changes) if changes else self
 
     def _idle(self) -> list[str]:
         """Settings that were changed and would be ignored."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from safetensors.numpy import load_file
 
 from fedstill.common.errors import FedstillError
@@ -51,7 +50,7 @@ class Material:
         path = record.folder / "experiment.yaml"
         experiment = path.read_text(encoding="utf-8") if path.is_file() else ""
         # The experiment was checked before the run; checking it again takes long.
-        settings = yaml.load(experiment, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
+        settings = record.settings
         return cls(engine, experiment, settings, _partition(record.folder), *_corpus(record, settings, read))
 
 
@@ -84,7 +83,8 @@ def _corpus(record: Record, settings: Mapping[str, Any], read: ReadCorpus) -> tu
     if "corpus" not in settings:
         return None, "the run has no experiment.yaml."
     try:
-        corpus = read(CorpusSpec.model_validate(settings["corpus"]), settings.get("labels"))
+        spec = CorpusSpec.model_validate(settings["corpus"]).kept_in(record.folder.resolve())
+        corpus = read(spec, settings.get("labels"))
     except (FedstillError, OSError, ValueError, ImportError) as error:
         return None, str(error)
     tested = next((one for name in (SERVER, *record.summary["clients"]) if (one := answers(record.folder, name))), None)

@@ -1,0 +1,110 @@
+"""The classifier keeps scikit-learn's conventions."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+from sklearn.base import clone
+
+import fedstill
+from fedstill import FederatedClassifier, FedstillError
+
+STARS = {"bad": 1, "so-so": 2, "good": 3}
+
+
+@pytest.fixture(scope="module")
+def parts(rows: list[dict[str, Any]]) -> dict[str, tuple[list[str], list[int]]]:
+    """Texts and labels, which are numbers, by shop."""
+    shops = sorted({row["shop"] for row in rows})
+    mine = {shop: [row for row in rows if row["shop"] == shop] for shop in shops}
+    return {shop: ([row["body"] for row in own], [STARS[row["stars"]] for row in own]) for shop, own in mine.items()}
+
+
+@pytest.fixture(scope="module")
+def taught(parts: dict[str, Any]) -> FederatedClassifier:
+    blank = FederatedClassifier(
+        clients="bow", server="bow", rounds=1, progress=False, settings={"train": {"epochs": 4}}
+    )
+    return blank.fit(parts)
+
+
+def test_it_learns_and_labels_with_the_labels_it_was_given(
+    taught: FederatedClassifier, parts: dict[str, tuple[list[str], list[int]]]
+) -> None:
+    assert taught.classes_.tolist() == [1, 2, 3]
+    texts, labels = parts["toys"]
+    predicted, probabilities = taught.predict(texts), taught.predict_proba(texts)
+    assert probabilities.shape == (len(texts), 3)
+    np.testing.assert_array_equal(predicted, taught.classes_[probabilities.argmax(-1)])
+    assert taught.score(texts, labels) == np.mean(predicted == np.array(labels)) > 0.8
+    assert [row["client"] for row in taught.record_.gain()] == ["books", "garden", "toys"]
+
+
+def test_frames_and_pairs_of_lists_make_the_same_federation(
+    taught: FederatedClassifier, parts: dict[str, tuple[list[str], list[int]]]
+) -> None:
+    texts = parts["books"][0]
+    frames = {name: pandas.DataFrame({"words": words, "stars": stars}) for name, (words, stars) in parts.items()}
+    other = clone(taught).set_params(text="words", label="stars").fit(frames)
+    np.testing.assert_array_equal(other.predict_proba(texts), taught.predict_proba(texts))
+    unnamed = clone(taught).fit(list(parts.values()))
+    assert unnamed.record_.summary["clients"] == ["client-1", "client-2", "client-3"]
+
+
+def test_clone_and_parameters_follow_scikit_learn(taught: FederatedClassifier) -> None:
+    copy = clone(taught)
+    assert copy.get_params() == taught.get_params()
+    assert not hasattr(copy, "model_")
+    assert copy.set_params(rounds=7).rounds == 7
+    assert repr(copy).startswith("FederatedClassifier(clients='bow', server='bow', rounds=7")
+    with pytest.raises(FedstillError, match="no parameter 'round'; did you mean 'rounds'"):
+        copy.set_params(round=7)
+    with pytest.raises(FedstillError, match="call `fit` first"):
+        copy.predict(["great"])
+
+
+def test_it_can_be_pickled_and_its_folder_goes_with_it(
+    taught: FederatedClassifier, parts: dict[str, tuple[list[str], list[int]]]
+) -> None:
+    again = pickle.loads(pickle.dumps(taught))
+    assert again.predict(["great lovely"]).tolist() == taught.predict(["great lovely"]).tolist()
+    other = clone(taught).fit(parts)
+    folder = other.record_.folder
+    assert folder.is_dir()
+    del other
+    gc.collect()
+    assert not folder.exists()
+    assert taught.record_.folder.is_dir()
+
+
+def test_public_texts_and_the_records_folder_are_the_users(
+    parts: dict[str, tuple[list[str], list[int]]], tmp_path: Path
+) -> None:
+    public = [f"a {word} thing, number {number}" for number, word in enumerate(["great", "awful", "okay"] * 10)]
+    taught = FederatedClassifier(
+        algorithm=fedstill.LogitAvg(), clients="bow", server="bow", rounds=1, out=tmp_path / "run", progress=False
+    ).fit(parts, public=public)
+    ledger = [line for line in taught.record_.ledger if line["message"] == "Opinion"]
+    assert taught.record_.folder == tmp_path / "run"
+    assert ledger[0]["payload"] == 3 * 30 * 3 * 4  # clients, public texts, classes, bytes
+
+
+@pytest.mark.parametrize(
+    ("clients", "sentence"),
+    [
+        ([(["a"], ["x", "y"])], "client-1: there are 1 texts and 2 labels"),
+        ([["a", "b", "c"]], r"client-1: give each client as \(texts, labels\)"),
+        ([pandas.DataFrame({"txt": ["a"], "label": ["x"]})], "no column 'text'; did you mean 'txt'"),
+        ([(["a", "b"], ["x", None])], r"some rows have no label \(None\)"),
+        ([(["a", "b"], ["x", 1])], "several types"),
+    ],
+)
+def test_mistakes_are_one_sentence(clients: list[Any], sentence: str) -> None:
+    with pytest.raises(FedstillError, match=sentence):
+        FederatedClassifier().fit(clients)
