@@ -168,6 +168,6 @@ def test_the_readmes_commands_do_what_it_says(
     labelled = list(csv.DictReader(printed["predict"].splitlines()))
     given = list(csv.DictReader(Path("new.csv").read_text().splitlines()))
     assert [row["body"] for row in labelled] == [row["body"] for row in given]
-    assert {row["label"] for row in labelled} <= {"good", "so-so", "bad"}
+    assert {row["predicted"] for row in labelled} <= {"good", "so-so", "bad"}
     resolved = yaml.safe_load(Path("runs/confident/seed-0/experiment.yaml").read_text())
     assert resolved["algorithm"] == {"name": f"{here.resolve() / 'own_method.py'}:Confident", "sharpness": 4}

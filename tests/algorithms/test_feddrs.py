@@ -14,10 +14,11 @@ from fedstill.algorithms import make
 from fedstill.algorithms.feddrs import FedDRS, Work
 from fedstill.common.errors import FedstillError
 from fedstill.config.experiment import Experiment
+from fedstill.data.corpora.tables import Form
 from fedstill.parties.memory import Memory
 from fedstill.plan.prepare import prepare
 from fedstill.results.compare import compare, load_runs
-from fedstill.results.inference import label_file
+from fedstill.results.inference import Texts, labeller, text_columns
 from fedstill.wire.blends import Blending
 from fedstill.wire.messages import Hello, Parameters
 from fedstill.wire.replies import Replies
@@ -530,12 +531,15 @@ def test_with_one_head_samples_are_answered_by_all_labels_or_by_those_of_their_t
 
 def test_texts_are_labelled_for_the_task_that_is_named(two_tasks, tmp_path):
     run = fedstill.run(two_tasks(algorithm="FedAvg", rounds=1), tmp_path / "run").folder
-    labelled = list(label_file(run, tmp_path / "news.csv", "server", ["text"], task="mail"))
-    assert {row[1] for row in labelled[1:]} <= {"mail/ham", "mail/spam"}
-    assert all(float(row[2]) >= 0.5 for row in labelled[1:])
-    for task, says in ((None, "name one of them with --task"), ("post", "it has no task 'post'")):
+    texts = Texts.survey(tmp_path / "news.csv", text_columns(run, ["text"]), Form())
+    labelled = list(labeller(run, "server", "mail").label(texts))
+    assert {row["predicted"] for row in labelled} <= {"mail/ham", "mail/spam"}
+    assert all(
+        row["probability_mail/ham"] + row["probability_mail/spam"] == pytest.approx(1, abs=1e-5) for row in labelled
+    )
+    for task, says in ((None, "name one of them"), ("post", "it has no task 'post'")):
         with pytest.raises(FedstillError, match=f"this run has the tasks mail, news: {says}"):
-            list(label_file(run, tmp_path / "news.csv", "server", ["text"], task=task))
+            labeller(run, "server", task)
 
 
 @pytest.mark.parametrize(("smallest", "notes"), [(2, 1), (20, 0)])

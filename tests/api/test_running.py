@@ -93,7 +93,7 @@ def test_progress_is_that_of_the_command_line_or_none(
     fedstill.run(small, tmp_path / "shown")
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert "3 clients, 156 private and 48 public rows, 1 rounds, 1 workers" in shown.err
+    assert "3 clients, 156 private and 48 public rows, 1 round, 1 worker" in shown.err
     assert "round 1/1: server F1" in shown.err
     fedstill.run(small, tmp_path / "silent", progress=False)
     assert capsys.readouterr().err == ""

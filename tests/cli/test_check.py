@@ -100,3 +100,20 @@ def test_what_does_not_fit_together_is_said_in_one_sentence(
     assert "Traceback" not in printed
     assert not list(here.glob("*.png"))
     assert (here / "reviews.csv").read_text().startswith("title,body")
+
+
+def test_messy_labels_are_told_before_anything_is_trained(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = here / "reviews.csv"
+    file.write_text(file.read_text().replace(",good,", ",Good,", 3).replace(",bad,", ",,", 2))
+    assert fedstill("check", "shops.yaml") == 1
+    said = capsys.readouterr().err
+    assert "the label is missing, as in 2 of 240 rows" in said
+    assert "'Good' (3), 'good'" in said
+    assert fedstill("check", "shops.yaml", "corpus.missing=drop") == 0
+    printed = capsys.readouterr().out
+    assert "(rows read: 240, no label: 2, rows kept: 238)" in printed
+    assert "note: 'Good' (3), 'good'" in printed
+    assert fedstill("run", "shops.yaml", "corpus.missing=drop", "algorithm=Local", "rounds=1", "train.epochs=1") == 0
+    printed = capsys.readouterr().out
+    assert "corpus: 240 rows read; no label: 2, rows kept: 238" in printed
+    assert "note: 'Good' (3), 'good'" in printed

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 
+from fedstill.algorithms.adafd import AdaFD
 from fedstill.cli.main import main
+from fedstill.common.version import VERSION
 
 TEN_LINES = """\
 name: shops
@@ -63,7 +68,7 @@ def test_a_users_own_csv_runs_predicts_and_compares(here: Path, capsys: pytest.C
         true = list(csv.DictReader(file))
     assert len(labelled) == 240
     assert [row["body"] for row in labelled] == [row["body"] for row in true]
-    right = sum(ours["label"] == theirs["stars"] for ours, theirs in zip(labelled, true, strict=True))
+    right = sum(ours["predicted"] == theirs["stars"] for ours, theirs in zip(labelled, true, strict=True))
     assert right / 240 > 0.7  # three classes with tell-tale words
 
 
@@ -101,6 +106,56 @@ def test_show_lists_what_there_is(what: str, capsys: pytest.CaptureFixture[str])
     assert fedstill("show", what) == 0
     name = {"corpora": "tweets", "models": "minilm", "algorithms": "AdaFD", "recipes": "amazon"}[what]
     assert name in capsys.readouterr().out
+    assert fedstill("show", what, "--json") == 0
+    assert name in [row["name"] for row in json.loads(capsys.readouterr().out)]
+
+
+def test_show_a_method_tells_its_options_with_defaults_what_it_sends_and_its_paper(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert fedstill("show", "FedAUX") == 0
+    lines = [" ".join(line.replace("│", " ").split()) for line in capsys.readouterr().out.splitlines()]
+    assert "paper: FedAUX (Sattler 2021)" in lines
+    assert "needs: public rows, one architecture" in lines
+    assert "clients send: parameters" in lines
+    assert "negatives number above 0 below 1 or null 0.2" in lines
+    assert "epochs whole number from 0 1" in lines
+    assert fedstill("show", "AdaFD", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    options = {option["name"]: option for option in told["options"]}
+    assert options["weighting"] == {"name": "weighting", "type": "ENWC | LLMWC | RNWC | Uniform", "default": "ENWC"}
+    assert options["weighting.beta"]["type"] == "number from 0 or null"
+    assert options["per_class"] == {"name": "per_class", "type": "true or false", "default": "false"}
+    assert set(options) - {"weighting.beta", "weighting.learnable"} == {item.name for item in fields(AdaFD)}
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedstill("--version") == 0
+    assert capsys.readouterr().out == f"fedstill {VERSION}\n"
+
+
+def test_help_waits_for_no_library_that_learns() -> None:
+    program = (
+        "import sys; sys.argv = ['fedstill', '--help']\nfrom fedstill.cli.main import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print([name for name in ('torch', 'numpy', 'transformers', 'pydantic', 'scipy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True)
+    assert "reproduce" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands(shell: str) -> None:
+    asked = {"_FEDSTILL_COMPLETE": f"complete_{shell}", "COMP_WORDS": "fedstill pre", "COMP_CWORD": "1"}
+    asked |= {"_TYPER_COMPLETE_ARGS": "fedstill pre", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    program = "import sys; sys.argv = ['fedstill']; from fedstill.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | asked, capture_output=True, text=True, timeout=600
+    )
+    assert "predict" in done.stdout
+    assert "compare" not in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -109,6 +164,12 @@ def test_show_lists_what_there_is(what: str, capsys: pytest.CaptureFixture[str])
         (["run", "nowhere.yaml"], "there is no experiment file nowhere.yaml"),
         (["run"], "give an experiment file to run, or --resume DIR"),
         (["run", "--resume", "nowhere"], "no experiment.yaml"),
+        (["run", "shops.yaml", "--resume", "runs/shops/seed-0"], "give an experiment file to run, or --resume DIR"),
+        (["run", "--resume", "nowhere", "seed=3"], "seed=3: a run goes on as it began; only more rounds can be"),
+        (["run", "--resume", "nowhere", "rounds=many"], "only more rounds can be asked for, as in rounds=5"),
+        (["run", "shops.yaml", "--resume", "rounds=5"], "runs/shops/seed-0 holds no run to go on with"),
+        (["show", "Adafed"], "did you mean 'AdaFD'?"),
+        (["show", "AdaFD", "--from", "x"], "--from and --write are for the claims"),
         (["run", "shops.yaml", "rounds"], "is not an override: write key=value"),
         (["run", "shops.yaml", "round=2"], "unknown key 'round'; did you mean 'rounds'?"),
         (["run", "shops.yaml", "train.epoch=2"], "did you mean 'epochs'?"),

@@ -38,7 +38,7 @@ def test_the_real_demo_has_five_clients_with_four_kinds_of_model_and_differs_in_
     )
 
 
-def test_the_last_line_ends_with_the_gain_and_a_second_demo_runs_again(tiny: None, tmp_path: Path) -> None:
+def test_the_last_line_ends_with_the_gain_and_a_second_demo_uses_its_runs_again(tiny: None, tmp_path: Path) -> None:
     console = Console(width=100, record=True, file=(tmp_path / "shown").open("w"))
     gain = demo.demo(console, tmp_path / "runs")
     shown = console.export_text()
@@ -48,6 +48,11 @@ def test_the_last_line_ends_with_the_gain_and_a_second_demo_runs_again(tiny: Non
     assert (tmp_path / "runs" / "report.html").read_bytes().startswith(b"<!DOCTYPE html>")
     before = (tmp_path / "runs/demo-adafd/seed-0/summary.json").stat().st_mtime_ns
     assert demo.demo(console, tmp_path / "runs") == gain
+    assert (tmp_path / "runs/demo-adafd/seed-0/summary.json").stat().st_mtime_ns == before
+    assert (
+        "4 runs of an earlier demo used again; `fedstill demo --fresh` runs everything anew." in console.export_text()
+    )
+    assert demo.demo(console, tmp_path / "runs", fresh=True) == gain
     assert (tmp_path / "runs/demo-adafd/seed-0/summary.json").stat().st_mtime_ns > before
 
 

@@ -92,6 +92,21 @@ def test_tsv_quotes_are_literal(tmp_path):
     assert read(path).texts == ['"one', 'two" three']
 
 
+def test_tsv_quotes_hold_line_breaks_where_the_file_fits_no_other_way(tmp_path):
+    path = write(tmp_path / "a.tsv", 'label\ttext\nx\t"one\ntwo"\ny\t"a ""b"""\n')
+    assert read(path).texts == ["one\ntwo", 'a "b"']
+    assert read(path, label="label").counts == {"rows read": 2}
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+def test_the_delimiter_of_a_csv_is_found_in_its_first_row(tmp_path, delimiter):
+    rows = [["text", "label"], ["one, two", "x"], ["three", "y"]]
+    path = write(tmp_path / "a.csv", "\n".join(delimiter.join(row) for row in rows))
+    assert read(path).texts == ["one, two", "three"]
+    bare = write(tmp_path / "b.csv", "\n".join(delimiter.join(row) for row in [*rows[2:], ["four", "x"]]))
+    assert read(bare, header=["text", "label"]).texts == ["three", "four"]
+
+
 def test_rows_with_too_few_fields_are_set_aside_where_that_is_asked_for(tmp_path):
     path = write(tmp_path / "a.tsv", "text\tlabel\none\tx\nbroken\n\ntwo\ty\n")
     short: list[int] = []
@@ -164,7 +179,7 @@ def test_two_columns_make_pairs(tmp_path):
     corpus = read(path, text=["one", "two"])
     assert corpus.texts == ["a", "a"]
     assert corpus.pairs == ["b", "c"]
-    assert corpus.counts == {"rows read": 3, "empty text": 1}
+    assert corpus.counts == {"rows read": 3, "empty text": 1, "rows kept": 2}
     assert corpus.groups.tolist() == [0, 1]
 
 
@@ -172,7 +187,7 @@ def test_empty_texts_are_dropped_and_counted(tmp_path):
     path = write(tmp_path / "a.csv", "text,label\na,x\n   ,y\n,\nb,y\n")
     corpus = read(path)
     assert corpus.texts == ["a", "b"]
-    assert corpus.counts == {"rows read": 4, "empty text": 2}
+    assert corpus.counts == {"rows read": 4, "empty text": 2, "rows kept": 2}
 
 
 # Domains, groups and test files
@@ -219,6 +234,7 @@ def test_a_test_file_is_held_out_and_texts_in_both_are_counted(tmp_path):
         "empty text": 1,
         "duplicate texts": 2,
         "texts in both train and test": 1,
+        "rows kept": 5,
     }
     assert corpus.groups[1] == corpus.groups[3]
 
@@ -239,7 +255,8 @@ def test_a_test_file_beside_a_folder_of_domains_is_refused(tmp_path):
         ("a.csv", "txt,label\na,x\n", {}, "a.csv, row 1: there is no column 'text', did you mean 'txt'?"),
         ("a.csv", "text,label\na,x\n", {"domain": "shop"}, "The columns are 'text', 'label'; set `domain:` to one"),
         ("a.csv", "good,1\nbad,0\n", {}, "or give `header:` if the first row is data."),
-        ("a.csv", "text;label\na;x\n", {}, "or save the file with commas between the fields."),
+        ("a.csv", "txt;label\na;x\n", {}, "did you mean 'txt'? The columns are 'txt', 'label'; set `text:` to one"),
+        ("a.csv", "txt~label\na~x\n", {}, "or say with `delimiter:` what stands between the fields."),
         ("a.csv", "text,text,label\na,b,x\n", {}, "there are 2 columns called 'text'; rename all but one."),
         ("a.csv", 'text,label\n"a\nb",x\nc,d,y\n', {}, "a.csv, row 4: expected 2 fields and found 3; quote texts"),
         ("a.tsv", "text\tlabel\na\n", {}, "a.tsv, row 2: expected 2 fields and found 1; remove tabs"),

@@ -16,6 +16,7 @@ import yaml
 from fedstill import Experiment, FedstillError, Record, resume, run
 from fedstill.common.events import Begun, Event, Measured, Noted, RoundDone, Tell
 from fedstill.config.source import dump
+from fedstill.engines import checkpoint
 from fedstill.engines.runner import begin_or_finish
 from tests.engines.conftest import content
 
@@ -103,7 +104,7 @@ def test_with_every_checkpoint_broken_the_run_starts_over(small: Small, whole: P
     assert content(folder) == content(whole)
 
 
-def test_only_the_last_two_checkpoints_are_kept_and_none_when_finished(small: Small, tmp_path: Path) -> None:
+def test_only_the_last_two_checkpoints_are_kept_and_one_when_finished(small: Small, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         run(small(rounds=5), folder, tell=stop_after(4))
@@ -114,7 +115,57 @@ def test_only_the_last_two_checkpoints_are_kept_and_none_when_finished(small: Sm
     rounds = {path.name.split(".")[1] for path in (folder / "checkpoint" / "state").iterdir()}
     assert rounds == {"3", "4"}
     resume(folder)
+    assert [path.name for path in (folder / "checkpoint").glob("*.json")] == ["round-00005.json"]
+    assert {path.name.split(".")[1] for path in (folder / "checkpoint" / "state").iterdir()} == {"5"}
+
+
+def test_a_finished_run_goes_on_for_more_rounds_as_if_it_had_had_them(
+    small: Small, whole: Path, tmp_path: Path
+) -> None:
+    folder = run(small(rounds=2), tmp_path / "run").folder
+    heard: list[Event] = []
+    assert resume(folder, heard.append, rounds=3).summary["rounds"] == 3
+    assert [event.after for event in heard if isinstance(event, Begun)] == [2]
+    assert content(folder) == content(whole)
+    assert begin_or_finish(small(), folder).folder == folder  # it is the longer experiment now
+
+
+def test_an_interrupted_run_can_be_given_more_rounds_and_interrupted_again(
+    small: Small, whole: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(small(rounds=2), tmp_path / "run", tell=stop_after(1))
+    with pytest.raises(KeyboardInterrupt):
+        resume(tmp_path / "run", stop_in(3), rounds=3)
+    assert content(resume(tmp_path / "run").folder) == content(whole)
+
+
+def test_a_checkpoint_that_is_large_is_not_kept_and_more_rounds_begin_again(
+    small: Small, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "MOST_BYTES", 1000)
+    folder = run(small(rounds=2), tmp_path / "run").folder
     assert not (folder / "checkpoint").exists()
+    heard: list[Event] = []
+    resume(folder, heard.append, rounds=3)
+    assert any("all rounds are computed again" in event.note for event in heard if isinstance(event, Noted))
+    assert content(folder) == content(whole)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rounds", "says"),
+    [
+        ({}, 1, r"has 1 round; rounds=1 would not be more"),
+        ({"privacy": {"kind": "head", "epsilon": 3}}, 2, "promises an epsilon over 1 round, which more would break"),
+    ],
+)
+def test_more_rounds_are_refused_where_they_make_no_sense(
+    small: Small, tmp_path: Path, changes: dict[str, object], rounds: int, says: str
+) -> None:
+    folder = run(small(rounds=1, clients="bert-tiny", server="bert-tiny", **changes), tmp_path / "run").folder
+    with pytest.raises(FedstillError, match=says):
+        resume(folder, rounds=rounds)
+    assert Record(folder).is_finished
 
 
 def test_save_every_two_rounds_repeats_the_unsaved_one(small: Small, tmp_path: Path) -> None:
@@ -186,7 +237,7 @@ def test_what_a_killed_write_left_behind_does_not_disturb_the_end(small: Small, 
     (tmp_path / "run" / "checkpoint" / ".writing-1-2-round-00002.json").write_text("{")
     resume(tmp_path / "run")
     assert content(tmp_path / "run") == content(whole)
-    assert not (tmp_path / "run" / "checkpoint").exists()
+    assert not list((tmp_path / "run" / "checkpoint").glob(".writing-*"))
 
 
 def start(experiment: Experiment, folder: Path, **options: object) -> subprocess.Popen[str]:
@@ -310,14 +361,14 @@ def test_a_file_that_lost_its_end_is_found_and_not_padded(small: Small, tmp_path
 def test_a_kill_after_the_summary_leaves_nothing_for_long(small: Small, tmp_path: Path) -> None:
     experiment = small(rounds=1)
     run(experiment, tmp_path / "run")
-    left = tmp_path / "run" / "checkpoint" / "state"
-    left.mkdir(parents=True)
+    left = tmp_path / "run" / "checkpoint" / "state" / "answer-.0"
+    left.touch()
     with pytest.raises(FedstillError, match="is finished"):
         resume(tmp_path / "run")
-    assert not left.parent.exists()
-    left.mkdir(parents=True)
+    assert not left.exists()
+    left.touch()
     begin_or_finish(experiment, tmp_path / "run")
-    assert not left.parent.exists()
+    assert not left.exists()
 
 
 def test_a_run_that_cannot_begin_leaves_no_folder(small: Small, tmp_path: Path) -> None:

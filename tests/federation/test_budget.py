@@ -117,7 +117,7 @@ def test_what_is_left_is_said_in_words() -> None:
     for round in (0, 1, 2):
         spent.add({"round": round, "rounds": 3, "sha256": str(round), "bytes": 1000})
     assert left(spent, Limits()) == ""
-    assert left(spent, Limits(rounds=3, calls=2, bytes="1MB")) == "1 rounds, 0 calls, 997.0 KB"  # type: ignore[arg-type]
+    assert left(spent, Limits(rounds=3, calls=2, bytes="1MB")) == "1 round, 0 calls, 997.0 KB"  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -39,13 +39,15 @@ def run(
     return _shown(lambda heard: runner.run(chosen, where, force, heard), tell, progress)
 
 
-def resume(folder: Folder, tell: Tell | None = None, *, progress: bool = True) -> Record:
+def resume(folder: Folder, tell: Tell | None = None, rounds: int | None = None, *, progress: bool = True) -> Record:
     """Go on with an interrupted run; the results are the same as without the interruption.
+
+    `rounds` is how many there are to be in all, if that is more than before; the run may then be finished.
 
     >>> fedstill.resume("runs/shops/seed-0").is_finished
     True
     """
-    return _shown(lambda heard: runner.resume(os.fspath(folder), heard), tell, progress)
+    return _shown(lambda heard: runner.resume(os.fspath(folder), heard, rounds), tell, progress)
 
 
 def _shown(work: Callable[[Tell], Record], tell: Tell | None, progress: bool) -> Record:

@@ -17,6 +17,7 @@ from fedstill.common.trust import trusts_all
 from fedstill.engines.replay import hear
 from fedstill.results import audit
 from fedstill.results.audit import Findings
+from fedstill.results.fitting import fit
 
 
 def run(folder: Path, console: Console, stand_in: str | None, shadows: int) -> Findings:
@@ -96,4 +97,4 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
-    return table
+    return fit(table, Console().width)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -13,7 +12,9 @@ from rich.console import Console
 from fedstill import algorithms
 from fedstill.algorithms.base import Algorithm
 from fedstill.algorithms.local import Local
+from fedstill.cli.method import NEEDS, SENDS, purpose
 from fedstill.common.files import write_whole
+from fedstill.common.plugins import nearest
 from fedstill.config.experiment import Experiment
 from fedstill.config.source import Source
 from fedstill.data.artefacts import WHEELS
@@ -27,6 +28,17 @@ from fedstill.plan.caution import cautions
 from fedstill.plan.prepare import prepare
 
 Page = tuple[Sequence[str], Sequence[Sequence[str]]]
+
+
+def page(what: str, evidence: Path) -> Page:
+    """A page by its name; the claims are judged by an evidence folder."""
+    pages = {"corpora": corpora, "models": models, "algorithms": methods, "recipes": recipes}
+    return claims(evidence) if what == "claims" else pages[what]()
+
+
+def near(what: str, kinds: Sequence[str]) -> str:
+    """The nearest thing that there is something to show about, in a sentence."""
+    return nearest(what, [*kinds, *algorithms.known(Algorithm)])
 
 
 def corpora() -> Page:
@@ -55,20 +67,10 @@ def models() -> Page:
 def methods() -> Page:
     """Algorithms, with the paper, needs and cost of each."""
     rows = [
-        (name, _purpose(cls), cls.paper, ", ".join(sorted(cls.needs)) or "-", cls.cost)
+        (name, purpose(cls), cls.paper, ", ".join(sorted(cls.needs)) or "-", cls.cost)
         for name, cls in sorted(algorithms.known(Algorithm).items())
     ]
     return ("name", "what", "paper", "needs", "numbers per round"), rows
-
-
-NEEDS = {
-    "public": "public rows",
-    "labelled": "labelled rows at the server",
-    "label_counts": "label counts",
-    "parameters": "one architecture",
-    "openai": "a language model",
-}
-SENDS = {"parameters": "parameters", "opinions": "predictions", "other": "a few numbers a label"}
 
 
 def advise(experiment: Experiment, wishes: Wishes, console: Console) -> None:
@@ -130,11 +132,6 @@ def _kind(path: Path) -> str:
 def _comment(path: Path) -> str:
     """A recipe's first line, which says what it is."""
     return path.read_text(encoding="utf-8").splitlines()[0].removeprefix("#").strip()
-
-
-def _purpose(cls: type) -> str:
-    """What the algorithm is: the first line of its file, without the name."""
-    return (sys.modules[cls.__module__].__doc__ or "").strip().splitlines()[0].partition(": ")[2]
 
 
 def _first_line(cls: type) -> str:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import tell_nobody
+from fedstill.common.words import counted
 from fedstill.config.experiment import Experiment
 from fedstill.data.corpus import Corpus
 from fedstill.data.partition import label_counts
@@ -35,6 +36,8 @@ def report(experiment: Experiment, console: Console, picture: Path | None = None
             soft_wrap=True,
             markup=False,
         )
+        for notice in corpus.notices:
+            console.print(f"note: {notice}", style="yellow", markup=False, soft_wrap=True)
         table = Table()
         for column in ("party", "model", "numbers", "rate", "train", "val", "test"):
             table.add_column(column, justify="left" if column in ("party", "model") else "right")
@@ -96,9 +99,8 @@ def _sentences(plan: Plan, cost: str) -> list[str]:
     extra = "".join(f", {len(rows):,} {name}" for name, rows in others.items() if len(rows))
     return [
         f"{len(parts.public):,} public rows{extra}; labels: {', '.join(plan.labels)}.",
-        f"{plan.experiment.rounds} rounds, {active} of {len(plan.clients)} clients active in each, "
-        f"{plan.workers} workers, "
-        f"seed {plan.experiment.seed}.",
+        f"{counted(plan.experiment.rounds, 'round')}, {active} of {counted(len(plan.clients), 'client')} active in "
+        f"each, {counted(plan.workers, 'worker')}, seed {plan.experiment.seed}.",
         f"Numbers per round: {cost} (N public samples, C classes, K clients, P parameters){opinion}.",
         "Nothing was trained.",
     ]

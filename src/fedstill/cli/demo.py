@@ -12,9 +12,10 @@ from rich.table import Table
 
 from fedstill.cli.report import page_of
 from fedstill.common.units import size_text
+from fedstill.common.words import counted
 from fedstill.config.experiment import Experiment
 from fedstill.data.partition import PartitionSpec
-from fedstill.engines.runner import begin_or_finish
+from fedstill.engines.runner import begin_or_finish, differences
 from fedstill.models import ModelSpec
 from fedstill.parties.party import TrainSettings
 from fedstill.results.compare import compare, load_runs
@@ -44,20 +45,28 @@ def experiment(algorithm: Method, seed: int, full: bool) -> Experiment:
     )
 
 
-def demo(console: Console, out: Path, full: bool = False) -> float:
-    """Run the demo's methods, print what each organisation gained, and return the gain in points of F1."""
+def demo(console: Console, out: Path, full: bool = False, fresh: bool = False) -> float:
+    """Run the demo's methods, print what each organisation gained, and return the gain in points of F1.
+
+    Runs that are finished are used again, unless the demo is to be `fresh`.
+    """
     console.print(INTRODUCTION, highlight=False)
+    reused = 0
     records: dict[str, list[Record]] = {}
     for seed in range(3) if full else [0]:
         for method in FULL if full else SHORT:
             chosen = experiment(method, seed, full)
             folder = out / chosen.name / f"seed-{seed}"
-            if not full and folder.exists():
-                shutil.rmtree(folder)
+            if fresh or (not full and differences(chosen, folder)):
+                shutil.rmtree(folder, ignore_errors=True)
+            reused += Record(folder).is_finished
             title = f"{chosen.method.title}, seed {seed}: " if full else f"{chosen.method.title}: "
             with Progress(console, title, tells_corpus=not records) as tell:
                 record = begin_or_finish(chosen, folder, tell=tell)
             records.setdefault(chosen.name, []).append(record)
+    if reused:
+        said = f"{counted(reused, 'run')} of an earlier demo used again; `fedstill demo --fresh` runs everything anew."
+        console.print(said, style="dim", highlight=False)
     console.print()
     console.print(
         render(compare(load_runs([record.folder for each in records.values() for record in each])), console.width)

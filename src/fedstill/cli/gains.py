@@ -14,6 +14,7 @@ from rich.text import Text
 from fedstill.cli.report import has_bars, sparkline
 from fedstill.learning.metrics import METRICS
 from fedstill.results.compare import by_method
+from fedstill.results.fitting import fit
 from fedstill.results.members import Member, table
 from fedstill.results.record import Record
 from fedstill.results.report.series import mean_of, score_by_round
@@ -30,12 +31,8 @@ def tell_members(console: Console, folders: Sequence[Path]) -> None:
         return
     metric = METRICS[records[0].summary["metrics"][0]]
     console.print()
-    console.print(
-        table(
-            [record.members for record in records],
-            f"What each client gained: {metric.caption}, on its own test and on all",
-        )
-    )
+    title = f"What each client gained: {metric.caption}, on its own test and on all"
+    console.print(fit(table([record.members for record in records], title), console.width))
     for record in records:
         seed = f"seed {record.summary['seed']}: " if len(records) > 1 else ""
         style = "yellow" if any(member.is_worse_off for member in record.members) else None
@@ -54,7 +51,7 @@ def tell_methods(console: Console, runs: Sequence[Run]) -> None:
         if bars or members:
             shown.add_row(Text(method), bars, *_gained(members))
     if shown.row_count:
-        console.print(shown)
+        console.print(fit(shown, console.width))
         console.print("Means over clients and seeds, on each client's own test rows where it has any.", style="dim")
 
 

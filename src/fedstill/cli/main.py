@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,19 +16,20 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from fedstill.cli.federation import app as federation
 from fedstill.cli.figure import figure
+from fedstill.cli.predict import predict
 from fedstill.cli.report import page_of, report, tell_rounds
+from fedstill.cli.show import show
 from fedstill.common.errors import FedstillError
 from fedstill.common.traces import in_words, own_frames
 from fedstill.common.trust import trusting, trusts_all
+from fedstill.common.version import VERSION
 
 app = typer.Typer(
     help="Federated distillation for text: organisations teach each other without moving their data.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -65,9 +65,18 @@ def main() -> None:
         _main()
 
 
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedstill {VERSION}")
+        raise typer.Exit
+
+
 @app.callback()
 def everywhere(
     context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and end.")
+    ] = False,
     trust_code: Annotated[
         bool,
         typer.Option(
@@ -116,14 +125,15 @@ def demo(
         bool, typer.Option("--full", help="All methods, all rows, three seeds (hours; resumes what was interrupted).")
     ] = False,
     out: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/demo"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run again what is finished already.")] = False,
 ) -> None:
-    """Five organisations teach each other on two CPU cores, in a few minutes."""
+    """Five organisations teach each other on two CPU cores, in a few minutes; what is finished is used again."""
     from fedstill.cli.demo import demo as run_demo
 
     try:
-        run_demo(console, out, full)
+        run_demo(console, out, full, fresh)
     except KeyboardInterrupt as stop:
-        raise Stopped("Go on with: fedstill demo --full" if full else "Start again with: fedstill demo") from stop
+        raise Stopped(f"Go on with: fedstill demo{' --full' if full else ''}") from stop
 
 
 @app.command()
@@ -135,7 +145,9 @@ def run(
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds to run, from the experiment's seed on.")] = 1,
     out: Out = None,
     force: Annotated[bool, typer.Option("--force", help="Replace runs that exist already.")] = False,
-    resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run; takes no experiment.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with an interrupted run, or with rounds=N for more rounds with any run.")
+    ] = None,
 ) -> None:
     """Run an experiment, or go on with one."""
     from fedstill.cli.gains import tell_members
@@ -147,15 +159,15 @@ def run(
     from fedstill.results.progress import Progress
     from fedstill.results.table import render
 
-    if (experiment is None) == (resume is None):
-        raise FedstillError("give an experiment file to run, or --resume DIR to go on with a run (not both).")
     folders = []
     if resume is not None:
+        resume, rounds = _to_go_on(resume, experiment, overrides or [], out)
         folders.append(resume)
         with _saying_how_to_go_on(resume, command(f"run --resume {resume}")), Progress(console) as tell:
-            runner.resume(resume, tell)
+            runner.resume(resume, tell, rounds)
     else:
-        assert experiment is not None
+        if experiment is None:
+            raise FedstillError("give an experiment file to run, or --resume DIR to go on with a run (not both).")
         source = experiment_source(experiment, overrides or [])
         first = from_source(source)
         for seed in range(first.seed, first.seed + seeds):
@@ -300,30 +312,7 @@ app.command()(report)
 app.command()(figure)
 
 
-@app.command()
-def predict(
-    run: Annotated[Path, typer.Argument(help="A run folder, such as runs/demo/demo-adafd/seed-0.")],
-    file: Annotated[Path, typer.Argument(help="CSV, TSV, JSONL or Parquet with the texts.")],
-    party: Annotated[str, typer.Option(help="Whose model: server, or a client.")] = "server",
-    text: Annotated[
-        list[str] | None, typer.Option(help="The text column; twice for a pair. Default: the experiment's.")
-    ] = None,
-    encoding: Annotated[str, typer.Option(help="The file's encoding.")] = "utf-8",
-    task: Annotated[str | None, typer.Option(help="The task of the texts, if the run has several.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write here instead of to the screen.")] = None,
-) -> None:
-    """Label texts with a model of a finished run: the texts, their labels and probabilities, as CSV."""
-    from fedstill.results.inference import label_file
-
-    if out is not None and out.suffix.lower() != ".csv":
-        raise FedstillError(f"--out {out}: predictions are written as CSV; give a name that ends in .csv.")
-    rows = list(label_file(run, file, party, text, encoding, task))
-    if out is None:
-        csv.writer(sys.stdout).writerows(rows)
-        return
-    with out.open("w", newline="", encoding="utf-8") as target:
-        csv.writer(target).writerows(rows)
-    console.print(f"{len(rows) - 1} texts labelled: {out}", highlight=False)
+app.command()(predict)
 
 
 @app.command()
@@ -349,57 +338,7 @@ def audit(
     auditing.tell(findings, console)
 
 
-@app.command()
-def show(
-    what: Annotated[str, typer.Argument(help="corpora, models, algorithms, recipes or claims")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key=value, dotted, for --advise.")] = None,
-    advise: Annotated[
-        Path | None, typer.Option(help="Algorithms: say which to try with this experiment or recipe, and why.")
-    ] = None,
-    most: Annotated[
-        str | None, typer.Option("--bytes", help="With --advise: the most that may cross in a round, as 500KB.")
-    ] = None,
-    predictions_only: Annotated[
-        bool, typer.Option("--predictions-only", help="With --advise: clients must not send their parameters.")
-    ] = False,
-    untrusted: Annotated[bool, typer.Option("--untrusted", help="With --advise: some clients may lie.")] = False,
-    kept: Annotated[Path | None, typer.Option("--from", help="The folder of kept runs that judge the claims.")] = None,
-    write: Annotated[Path | None, typer.Option(help="Write the page of the claims here instead.")] = None,
-) -> None:
-    """List what can be chosen, with needs and costs; which algorithms fit an experiment; what the papers claim."""
-    from fedstill.cli import catalogue
-    from fedstill.common.plugins import nearest
-
-    if advise or overrides or most or predictions_only or untrusted:
-        if advise is None or what != "algorithms" or kept or write:
-            raise FedstillError(
-                "advice is about algorithms: fedstill show algorithms --advise EXPERIMENT [key=value ...]"
-            )
-        _advise(experiment_source(advise, overrides or []), most, predictions_only, untrusted)
-        return
-    folder = kept or Path("evidence")
-    pages: dict[str, Callable[[], catalogue.Page]] = {
-        "corpora": catalogue.corpora,
-        "models": catalogue.models,
-        "algorithms": catalogue.methods,
-        "recipes": catalogue.recipes,
-        "claims": lambda: catalogue.claims(folder),
-    }
-    if what not in pages:
-        raise FedstillError(f"there is nothing to show about {what!r}; {nearest(what, pages)}")
-    if what != "claims" and (kept or write):
-        raise FedstillError(f"--from and --write are for the claims: `fedstill show claims`, not `show {what}`.")
-    if write is not None:
-        catalogue.write_claims(folder, write)
-        console.print(f"Written to {write}", highlight=False, soft_wrap=True)
-        return
-    heading, rows = pages[what]()
-    table = Table(title=what, title_justify="left")
-    for column in heading:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    console.print(table)
+app.command()(show)
 
 
 @app.command()
@@ -411,18 +350,29 @@ def fetch(names: Annotated[list[str], typer.Argument(help="minilm, bert-tiny, tw
         console.print(f"{name}: {fetch_artefact(name)}", highlight=False, soft_wrap=True)
 
 
-def _advise(source: Any, most: str | None, predictions_only: bool, untrusted: bool) -> None:
-    """Print which algorithms fit an experiment and what its users allow."""
-    from fedstill.cli.catalogue import advise
-    from fedstill.common.units import bytes_of
-    from fedstill.config.experiment import from_source
-    from fedstill.plan.advice import Wishes
+def _to_go_on(resume: Path, experiment: Path | None, overrides: list[str], out: Path | None) -> tuple[Path, int | None]:
+    """The folder to go on in, and how many rounds there are to be, if that was given.
 
-    try:
-        wishes = Wishes(bytes_of(most), predictions_only, untrusted)
-    except ValueError as error:
-        raise FedstillError(f"--bytes: {error}.") from error
-    advise(from_source(source), wishes, console)
+    Beside a folder there may be `rounds=5`; beside an experiment, whose folder follows from it, there must be.
+    """
+    from fedstill.config.experiment import from_source
+
+    words = [*([str(experiment)] if experiment is not None and "=" in experiment.name else []), *overrides]
+    folder = resume
+    if "=" in resume.name and not resume.is_dir() and experiment is not None:
+        words.append(str(resume))
+        named = from_source(experiment_source(experiment, []))
+        folder = (out or Path("runs") / named.name) / f"seed-{named.seed}"
+    elif experiment is not None and "=" not in experiment.name:
+        raise FedstillError("give an experiment file to run, or --resume DIR to go on with a run (not both).")
+    if not words:
+        return folder, None
+    key, _, value = words[0].partition("=")
+    if len(words) > 1 or key != "rounds" or not value.isdecimal():
+        raise FedstillError(
+            f"{' '.join(words)}: a run goes on as it began; only more rounds can be asked for, as in rounds=5."
+        )
+    return folder, int(value)
 
 
 def experiment_source(experiment: Path, overrides: list[str]) -> Any:

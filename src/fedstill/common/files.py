@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -39,12 +41,18 @@ class FileReference:
 def write_whole(path: Path, data: bytes) -> None:
     """Replace the file in one step; on any failure the old file stays and no temporary file is left."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as scratch, scratch.open("wb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write to, which takes the place of another one at the end, unless anything fails."""
     scratch = path.with_name(f".writing-{os.getpid()}-{threading.get_ident()}-{path.name}")
     try:
-        with scratch.open("wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
+        yield scratch
         os.replace(scratch, path)
     except BaseException:
         scratch.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Lists in sentences."""
+"""Lists and numbers in sentences."""
 
 from __future__ import annotations
 
@@ -8,3 +8,8 @@ from collections.abc import Sequence
 def listed(names: Sequence[str], most: int = 3) -> str:
     """The first few names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 round`, `3 rounds`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -44,6 +44,8 @@ class Corpus:
     """The metrics for this corpus; the first is the headline metric."""
     counts: dict[str, int] = field(default_factory=dict)
     """How many rows were read, dropped or noticed, by reason; shown to the user."""
+    notices: tuple[str, ...] = ()
+    """What the user should know about the labels."""
 
     def __len__(self) -> int:
         return len(self.texts)

@@ -13,6 +13,8 @@ from typing import Any
 from fedstill.common.files import FileReference, write_whole
 
 KEPT = 2
+MOST_BYTES = 1 << 30
+"""The largest checkpoint that a finished run keeps, for more rounds."""
 
 
 @dataclass(frozen=True)
@@ -81,18 +83,27 @@ def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _prune(run: Path) -> None:
+def _prune(run: Path, most: int = KEPT) -> None:
     folder = folder_of(run)
     manifests = sorted(folder.glob("round-*.json"), reverse=True)
-    for path in manifests[KEPT:]:
+    for path in manifests[most:]:
         path.unlink()
-    kept = [manifest for path in manifests[:KEPT] if (manifest := _read(path)) is not None]
+    kept = [manifest for path in manifests[:most] if (manifest := _read(path)) is not None]
     wanted = {reference.file for m in kept for reference in (*m.parties.values(), *m.answer.values())}
     for path in (folder / "state").glob("*"):
         if str(path.relative_to(folder)) not in wanted:
             path.unlink(missing_ok=True)
 
 
+def settle(run: Path) -> None:
+    """The run is finished: keep the last checkpoint, from which it can go on for more rounds, unless it is large."""
+    _prune(run, most=1)
+    for half_written in folder_of(run).glob(".writing-*"):
+        half_written.unlink()
+    if sum(path.stat().st_size for path in folder_of(run).rglob("*") if path.is_file()) > MOST_BYTES:
+        clear(run)
+
+
 def clear(run: Path) -> None:
-    """Delete all checkpoints: the run is finished."""
+    """Delete all checkpoints."""
     shutil.rmtree(folder_of(run), ignore_errors=True)

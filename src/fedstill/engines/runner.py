@@ -20,6 +20,7 @@ from fedstill.common.events import Begun, Finished, Noted, Preparing, Tell, tell
 from fedstill.common.files import write_whole
 from fedstill.common.plugins import own_files
 from fedstill.common.traces import keep_trace
+from fedstill.common.words import counted
 from fedstill.config.experiment import Experiment, load_begun
 from fedstill.data.corpora.memory import kept_name
 from fedstill.engines import checkpoint, ranks, torchrun
@@ -60,21 +61,31 @@ def run(
             folder / "experiment.yaml", experiment.to_yaml().encode()
         )  # last: a folder with this file holds a run
         tell(begun(plan, None, _hosts(plan), corpus.counts))
+        for notice in corpus.notices:
+            tell(Noted(notice))
         return conduct(plan, folder, tell, None, make)
 
 
-def resume(folder: str | Path, tell: Tell = tell_nobody) -> Record:
-    """Go on with an interrupted run; the results are the same as without the interruption."""
+def resume(folder: str | Path, tell: Tell = tell_nobody, rounds: int | None = None) -> Record:
+    """Go on with an interrupted run; the results are the same as without the interruption.
+
+    `rounds`, if given, is how many there are to be in all: more than the run had, which may be finished.
+    """
     folder = Path(folder)
     if not (folder / "experiment.yaml").exists():
         raise FedstillError(f"{folder} holds no run to go on with: there is no experiment.yaml in it.")
-    if Record(folder).is_finished:
-        checkpoint.clear(folder)  # a kill after the last line of a run leaves it behind
-        raise FedstillError(f"{folder} is finished; look at it with: fedstill compare {folder}")
-    tell(Preparing(str(folder)))
     experiment = load_begun(folder)
+    if Record(folder).is_finished and rounds is None:
+        checkpoint.settle(folder)  # a kill after the last line of a run leaves more behind
+        more = f"fedstill run --resume {folder} rounds={experiment.rounds + 1}"
+        raise FedstillError(
+            f"{folder} is finished; look at it with: fedstill compare {folder} (or let it go on with: {more})"
+        )
+    tell(Preparing(str(folder)))
     make = maker_of(experiment.engine, folder)
     with stopping_on_sigterm(), _explaining(folder), held(folder):
+        if rounds is not None:
+            experiment = _prolong(folder, experiment, rounds, tell)
         experiment, plan, corpus = prepare(experiment, folder.resolve())
         manifest, passed = checkpoint.latest(folder)
         for sentence in passed:
@@ -91,7 +102,7 @@ def begin_or_finish(experiment: Experiment, folder: Path, force: bool = False, t
         return run(experiment, folder, force, tell)
     if not Record(folder).is_finished:
         return resume(folder, tell)
-    checkpoint.clear(folder)
+    checkpoint.settle(folder)
     tell(Finished(str(folder), was_before=True))
     return Record(folder)
 
@@ -141,14 +152,15 @@ def conduct(
             engine.close()
     finally:
         journal.close()
-    checkpoint.clear(folder)
+    checkpoint.clear(folder) if plan.experiment.engine == "flare" else checkpoint.settle(folder)
     tell(Finished(str(folder)))
     return Record(folder)
 
 
 def _hosts(plan: Plan) -> str:
     """What the clients are spread over."""
-    return f"{many} ranks" if (many := ranks_at_work(plan.experiment.engine)) else f"{plan.workers} workers"
+    many = ranks_at_work(plan.experiment.engine)
+    return counted(many, "rank") if many else counted(plan.workers, "worker")
 
 
 def begun(plan: Plan, after: Manifest | None, hosts: str, counts: Mapping[str, int] | None = None) -> Begun:
@@ -182,11 +194,15 @@ def _make_room(folder: Path, force: bool, experiment: Experiment) -> None:
     if force and (folder / "experiment.yaml").exists():
         with held(folder):
             shutil.rmtree(folder)
+    changed = differences(experiment, folder)
     if Record(folder).is_finished:
+        more = changed == ["rounds"] and experiment.rounds > load_begun(folder).rounds
+        again = ranks.command(f"run --resume {folder} rounds={experiment.rounds}")
+        goes_on = f"it goes on with `{again}`, " if more else ""
         raise FedstillError(
-            f"{folder} holds a finished run; --force runs it again, or choose another folder with --out."
+            f"{folder} holds a finished run; {goes_on}--force runs it again, or choose another folder with --out."
         )
-    if changed := differences(experiment, folder):
+    if changed:
         raise FedstillError(
             f"{folder} holds an unfinished run of another experiment (it differs in {', '.join(changed[:3])}); start "
             "again with --force, or choose another folder with --out."
@@ -198,6 +214,27 @@ def _make_room(folder: Path, force: bool, experiment: Experiment) -> None:
         )
     if folder.is_dir() and any(not path.name.startswith(".writing-") for path in folder.iterdir()):
         raise FedstillError(f"{folder} is not empty and holds no run; choose another folder with --out.")
+
+
+def _prolong(folder: Path, experiment: Experiment, rounds: int, tell: Tell) -> Experiment:
+    """The experiment of a run with more rounds, which is then unfinished."""
+    if experiment.engine == "flare":
+        raise FedstillError(f"{folder} is of a federation, whose sites agreed to its rounds; submit a new experiment.")
+    if experiment.privacy is not None:
+        raise FedstillError(
+            f"{folder} promises an epsilon over {counted(experiment.rounds, 'round')}, which more would break; "
+            "start a new run."
+        )
+    if rounds < experiment.rounds or (rounds == experiment.rounds and Record(folder).is_finished):
+        raise FedstillError(f"{folder} has {counted(experiment.rounds, 'round')}; rounds={rounds} would not be more.")
+    if Record(folder).is_finished and checkpoint.latest(folder)[0] is None:
+        tell(Noted(f"{folder} kept no checkpoint of its last round: all rounds are computed again."))
+    # In this order a kill leaves an unfinished run with the old rounds or with the new ones.
+    for stale in ("summary.json", "report.html", "audit.json"):
+        (folder / stale).unlink(missing_ok=True)
+    experiment = experiment.model_copy(update={"rounds": rounds})
+    write_whole(folder / "experiment.yaml", experiment.to_yaml().encode())
+    return experiment
 
 
 def code_of(experiment: Experiment) -> dict[str, str]:
@@ -218,8 +255,11 @@ def changed_code(folder: Path, experiment: Experiment) -> list[str]:
 
 
 def refuse_changes(folder: Path, manifest: Manifest, plan: Plan) -> None:
-    """Refuse to go on if experiment or corpus are not the checkpoint's."""
-    changed = changed_keys(_what_counts(manifest.experiment), _what_counts(plan.experiment.model_dump(mode="json")))
+    """Refuse to go on if experiment or corpus are not the checkpoint's; more rounds are allowed without an epsilon."""
+    before, now = _what_counts(manifest.experiment), _what_counts(plan.experiment.model_dump(mode="json"))
+    if plan.experiment.privacy is None and before["rounds"] < now["rounds"]:
+        before = {**before, "rounds": now["rounds"]}
+    changed = changed_keys(before, now)
     if changed:
         raise FedstillError(
             f"{folder}/experiment.yaml was changed since the checkpoint ({', '.join(changed)}): going on would mix two "

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.units import size_text
+from fedstill.common.words import counted
 from fedstill.engines.seconds import Slip
 from fedstill.federation.files import Limits
 from fedstill.federation.job import Job
@@ -139,8 +140,8 @@ class Budget:
 
 def left(spent: Spent, limits: Limits) -> str:
     """What may still leave, in words; empty if nothing is limited."""
-    counted = [(limits.rounds, spent.rounds, "rounds"), (limits.calls, spent.calls, "calls")]
-    parts = [f"{max(0, limit - used)} {what}" for limit, used, what in counted if limit is not None]
+    kinds = [(limits.rounds, spent.rounds, "round"), (limits.calls, spent.calls, "call")]
+    parts = [counted(max(0, limit - used), what) for limit, used, what in kinds if limit is not None]
     return ", ".join(parts + ([] if limits.bytes is None else [size_text(max(0, limits.bytes - spent.bytes))]))
 
 

@@ -38,6 +38,8 @@ def prepare_site(kit: Path, site: Path, say: Say) -> str:
         if isinstance(spec := getattr(file, part), CorpusSpec):
             rows = corpora.load(spec)
             say(f"{part}: {len(rows):,} rows, labels {', '.join(rows.label_names)}")
+            for notice in rows.notices:
+                say(f"note: {notice}")
             if part == "corpus" and (few := training_rows(file, rows)) < file.limits.min_rows:
                 raise FedstillError(
                     f"{site}: {few} rows are left to train on, and limits.min_rows is {file.limits.min_rows}: what a "

@@ -14,6 +14,7 @@ from rich.console import Console
 from fedstill.common.errors import FedstillError
 from fedstill.common.files import MODELS, write_whole
 from fedstill.config.source import Source
+from fedstill.engines import checkpoint
 from fedstill.engines.runner import differences, stopping_on_sigterm
 from fedstill.learning.metrics import METRICS
 from fedstill.papers import curves as drawing
@@ -133,6 +134,7 @@ def _ended(grid: Grid, run: GridRun, evidence: Evidence | None, models: bool) ->
         keep(grid, {run.folder: load_runs([run.folder])[0]}, evidence)
     if not models and grid.recipe.table != "communication":  # which counts the models' numbers
         shutil.rmtree(run.folder / MODELS, ignore_errors=True)
+        checkpoint.clear(run.folder)
 
 
 def run_missing(

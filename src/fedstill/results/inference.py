@@ -1,70 +1,109 @@
-"""Labelling new texts with a model of a finished run."""
+"""Labelling new texts with a model of a finished run, a piece of the file at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-import numpy as np
-import torch
-
 from fedstill.common.errors import FedstillError
-from fedstill.common.files import MODELS
-from fedstill.common.plugins import nearest
 from fedstill.common.trust import trusts_all
-from fedstill.config.experiment import Experiment, load_experiment
-from fedstill.data.corpora import files
-from fedstill.data.corpora.files import Columns
-from fedstill.data.examples import Examples
-from fedstill.data.tokens import TokenStore
-from fedstill.learning.fast import accelerate
-from fedstill.learning.predict import predict
-from fedstill.models import Model, load
-from fedstill.results.record import Record
+from fedstill.config.experiment import load_experiment
+from fedstill.data.corpora import tables
+from fedstill.data.corpora.files import row_of
+from fedstill.data.corpora.tables import Columns, Form, Record
+from fedstill.models import Model
+from fedstill.results import record as runs
+
+AT_ONCE = 4096
+"""Rows in memory; the longer texts among them are computed together."""
+PREDICTED = "predicted"
 
 
-def label_file(
-    run: Path, file: Path, party: str, text: Sequence[str] | None, encoding: str = "utf-8", task: str | None = None
-) -> Iterator[list[str]]:
-    """A header, then for every text of the file: the text, its label, and the probability of that label."""
-    record = Record(run)
+@dataclass(frozen=True)
+class Texts:
+    """A file of texts that was read through once: whatever is wrong with it is said before a model starts."""
+
+    path: Path
+    columns: Columns
+    form: Form
+    names: list[str]
+    """All columns, in the order in which they come."""
+    rows: int
+    is_flat: bool
+    """Whether no cell holds a tab or a line break."""
+
+    @classmethod
+    def survey(cls, path: Path, columns: Columns, form: Form) -> Texts:
+        """Read the file, or all files of a folder, once."""
+        names: dict[str, None] = {}
+        rows, is_flat = 0, True
+        for file, line, record in _records(path, columns, form):
+            row_of(str(file), line, record, columns)
+            names |= dict.fromkeys(record)
+            rows += 1
+            is_flat = is_flat and not any(
+                isinstance(value, str) and any(end in value for end in "\t\r\n") for value in record.values()
+            )
+        return cls(path, columns, form, list(names), rows, is_flat)
+
+    def pieces(self) -> Iterator[list[tuple[Path, int, Record]]]:
+        """The rows again, some at a time."""
+        found = _records(self.path, self.columns, self.form)
+        while piece := list(islice(found, AT_ONCE)):
+            yield piece
+
+
+@dataclass(frozen=True)
+class Labeller:
+    """A party's model and what it may answer."""
+
+    model: Model
+    allowed: list[str]
+
+    @property
+    def headings(self) -> list[str]:
+        """The columns that it adds."""
+        return [PREDICTED, *(f"probability_{label}" for label in self.allowed)]
+
+    def label(self, texts: Texts) -> Iterator[dict[str, object]]:
+        """Every row with all its columns, its label and the probability of each label."""
+        headings, columns = self.headings, texts.columns
+        if taken := [name for name in headings if name in texts.names]:
+            raise FedstillError(f"{texts.path} has a column {taken[0]!r} already: rename or remove it.")
+        places = [self.model.labels.index(label) for label in self.allowed]
+        for piece in texts.pieces():
+            rows = [row_of(str(file), line, record, columns) for file, line, record in piece]
+            first = [row.text for row in rows]
+            pairs = first if columns.pair is None else [(row.text, row.pair or "") for row in rows]
+            found = self.model.predict(pairs, allowed=self.allowed)
+            chances = found.probabilities[:, places].round(6).tolist()
+            for (_, _, record), label, row in zip(piece, found.labels, chances, strict=True):
+                yield {**record, **dict(zip(headings, [label, *row], strict=True))}
+
+
+def text_columns(run: Path, text: Sequence[str] | None) -> Columns:
+    """The columns of the texts: those that are named, or those of the run's experiment."""
     if not (run / "experiment.yaml").exists():
         raise FedstillError(f"{run} is not a run folder: give one such as runs/<name>/seed-0.")
-    folder = record.model_folder(party)
-    if not folder.is_dir():
-        parties = [path.name for path in (run / MODELS).glob("*")]
-        gone = "it keeps its models with `reproduce --models`." if record.is_finished else "the run is not finished."
-        raise FedstillError(f"{run} has no model of {party!r}; {nearest(party, parties) or gone}")
-    experiment = load_experiment(run / "experiment.yaml")
-    columns = list(
-        text or ([experiment.corpus.text] if isinstance(experiment.corpus.text, str) else experiment.corpus.text)
-    )
+    own = load_experiment(run / "experiment.yaml").corpus.text
+    columns = list(text or ([own] if isinstance(own, str) else own))
     if len(columns) > 2:
         raise FedstillError("--text is given once, or twice for a pair of texts.")
-    rows = list(files.read(file, Columns(columns[0], columns[1] if len(columns) == 2 else None, None), encoding))
-    model = load(folder, trust_code=trusts_all())
-    accelerate(model.module, experiment.fast)
+    return Columns(columns[0], columns[1] if len(columns) == 2 else None, None)
+
+
+def labeller(run: Path, party: str, task: str | None = None) -> Labeller:
+    """The model of a party of a finished run, ready to label texts."""
+    record = runs.Record(run)
+    model = record.model(party, trusts_all())
     if model.tokenizer is None:
         raise FedstillError(f"{run}: the models of this run read images, and `fedstill predict` labels texts.")
-    clients = record.summary["clients"]
-    spec = experiment.client_specs(clients)[party] if party in clients else experiment.server_spec()
-    pairs = [row.pair or "" for row in rows] if len(columns) == 2 else None
-    encoded = model.tokenizer.encode([row.text for row in rows], pairs, spec.train.max_length)
-    store = TokenStore(*encoded, pad_id=model.tokenizer.pad_id, pads_left=model.pads_left)
-    logits = predict(model.module, Examples(store, np.arange(len(rows))))
-    probabilities = logits.masked_fill(~_answers(model, experiment, task), -torch.inf).softmax(-1)
-    best = probabilities.max(-1)
-    yield [*columns, "label", "probability"]
-    for row, number, value in zip(rows, best.indices.tolist(), best.values.tolist(), strict=True):
-        yield [row.text, *([row.pair or ""] if pairs is not None else []), model.labels[number], f"{value:.4f}"]
+    return Labeller(model, record.labels_of(task))
 
 
-def _answers(model: Model, experiment: Experiment, task: str | None) -> torch.Tensor:
-    """Which labels are allowed: all, or with several tasks those of the named task."""
-    tasks = sorted({label.partition("/")[0] for label in model.labels}) if experiment.corpus.is_of_tasks else []
-    if task is None and not tasks:
-        return torch.ones(len(model.labels), dtype=torch.bool)
-    if task not in tasks:
-        wanted = f"it has no task {task!r}" if task is not None else "name one of them with --task"
-        raise FedstillError(f"this run has {'the tasks ' + ', '.join(tasks) if tasks else 'one task only'}: {wanted}.")
-    return torch.tensor([label.partition("/")[0] == task for label in model.labels])
+def _records(path: Path, columns: Columns, form: Form) -> Iterator[tuple[Path, int, Record]]:
+    for file in tables.files_of(path):
+        for line, record in tables.records(file, columns, form, whole=True):
+            yield file, line, record

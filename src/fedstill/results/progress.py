@@ -16,6 +16,7 @@ from rich.text import Text
 
 from fedstill.common.events import Begun, Event, Finished, Measured, Noted, Preparing, Rested, RoundDone, Saving, Step
 from fedstill.common.units import size_text
+from fedstill.common.words import counted
 from fedstill.learning.metrics import METRICS
 from fedstill.wire.messages import SERVER
 
@@ -89,8 +90,8 @@ class Progress:
         self.state = f"round {event.after + 1} of {event.rounds}"
         going_on = f", going on after round {event.after}" if event.after else ""
         self._say(
-            f"{self.title}{len(event.models) - 1} clients, {event.private} private and {event.public} public rows, "
-            f"{event.rounds} rounds, {event.hosts}{going_on}"
+            f"{self.title}{counted(len(event.models) - 1, 'client')}, {event.private} private and "
+            f"{event.public} public rows, {counted(event.rounds, 'round')}, {event.hosts}{going_on}"
         )
         dropped = {what: number for what, number in event.corpus.items() if what != "rows read"}
         if self.tells_corpus and not event.after and dropped:

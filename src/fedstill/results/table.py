@@ -9,6 +9,7 @@ from rich.text import Text
 
 from fedstill.common.units import size_text
 from fedstill.results.compare import Comparison, Difference, MethodRow, Spread
+from fedstill.results.fitting import fit, least_width, natural_width
 from fedstill.results.significance import p_text
 
 MISSING = "–"
@@ -20,16 +21,18 @@ TableColumn = tuple[str, Callable[[MethodRow], str]]
 
 
 def render(comparison: Comparison, width: int | None = None) -> Table:
-    """A rich table in points, with the notes as its caption; two tables if the terminal is narrow."""
+    """A rich table in points, with the notes as its caption; two tables or more if the terminal is narrow."""
     width = width or get_console().width
     table = _table(comparison, [*_score_columns(comparison, " "), *_worth_columns(comparison)])
     for between in (" ", "\n"):
-        if _natural_width(table) <= width:
+        if natural_width(table) <= width:
             break
         table = Table.grid()
-        table.add_row(_table(comparison, _score_columns(comparison, between)))
-        table.add_row("")
-        table.add_row(_table(comparison, _worth_columns(comparison)))
+        columns = (_score_columns(comparison, between), _worth_columns(comparison))
+        for number, block in enumerate(block for each in columns for block in _blocks(comparison, each, width)):
+            if number:
+                table.add_row("")
+            table.add_row(fit(_table(comparison, block), width))
     hidden = len(comparison.domains) > MANY
     left_out = [f"Each of the {len(comparison.domains)} clients or domains is in --json."] if hidden else []
     table.caption = Text("\n".join(("", *comparison.notes, *left_out)), style="dim")
@@ -56,6 +59,16 @@ def _table(comparison: Comparison, columns: Sequence[TableColumn]) -> Table:
     return table
 
 
+def _blocks(comparison: Comparison, columns: Sequence[TableColumn], width: int) -> list[list[TableColumn]]:
+    """The columns in as many blocks as it takes for words to stay whole."""
+    blocks: list[list[TableColumn]] = [[]]
+    for column in columns:
+        if blocks[-1] and least_width(_table(comparison, [*blocks[-1], column])) > width:
+            blocks.append([])
+        blocks[-1].append(column)
+    return blocks
+
+
 def _score_columns(comparison: Comparison, between: str) -> list[TableColumn]:
     def domain(name: str) -> TableColumn:
         return name, lambda row: _points(row.domains[name], between)
@@ -80,10 +93,6 @@ def _worth_columns(comparison: Comparison) -> list[TableColumn]:
         ("seconds", lambda row: f"{row.seconds:.0f}" if row.seconds >= 10 else f"{row.seconds:.1f}"),
         ("seeds", lambda row: str(len(row.seeds))),
     ]
-
-
-def _natural_width(table: Table) -> int:
-    return Console(width=10_000).measure(table).maximum
 
 
 def _points(spread: Spread | None, between: str) -> str:

@@ -13,7 +13,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from fedstill.common.errors import FedstillError
-from fedstill.data.corpora import files, images, memory, tasks
+from fedstill.data.corpora import doctor, files, images, memory, tasks
 from fedstill.data.corpora.embedded import Source
 from fedstill.data.corpora.files import Columns, Row
 from fedstill.data.corpora.memory import Held
@@ -33,13 +33,17 @@ def load(spec: CorpusSpec, labels: Sequence[str] | None = None) -> Corpus:
         pictures = images.load(spec.name, spec.folder, spec.size)
         _refuse_other_labels(pictures.name, pictures.label_names, labels, "in its publisher's order")
         return pictures
-    source = _read(spec)
+    source, notices = _read(spec), list[str]()
+    if spec.name not in EMBEDDED:
+        source, notices = doctor.examine(source, spec, labels)
     if source.order:
         _refuse_other_labels(source.name, source.labels or (), labels, source.order)
     corpus, rows = _assemble(source)
     label_names = _label_names(source.name, rows, source.labels if labels is None else labels)
     numbers = _numbered((row.label for row in rows), label_names)
-    return replace(corpus, labels=numbers, label_names=label_names, metrics=source.metrics)
+    if spec.name not in EMBEDDED and len(rows) < corpus.counts["rows read"]:
+        corpus.counts["rows kept"] = len(rows)
+    return replace(corpus, labels=numbers, label_names=label_names, metrics=source.metrics, notices=tuple(notices))
 
 
 def load_public(spec: CorpusSpec) -> Corpus:
@@ -88,7 +92,7 @@ def _rows(path: Path, held: Held | None, spec: CorpusSpec, columns: Columns) -> 
     if held is not None:
         return list(files.read_records(memory.TABLE, held.records, held.names, columns))
     memory.check_kept(path)
-    return list(files.read(path, columns, spec.encoding, spec.header))
+    return list(files.read(path, columns, spec.encoding, spec.header, delimiter=spec.delimiter))
 
 
 def _read_dataset(name: str, spec: CorpusSpec, columns: Columns) -> tuple[list[Row], list[Row] | None]:
@@ -109,7 +113,7 @@ def _assemble(source: Source) -> tuple[Corpus, list[Row]]:
     everything = source.rows + (source.test_rows or [])
     counts = source.counts or {"rows read": len(everything)}
     held_out = np.arange(len(everything)) >= len(source.rows)
-    full = np.array([bool(row.text.strip()) and (row.pair is None or bool(row.pair.strip())) for row in everything])
+    full = np.array([row.has_text for row in everything], bool)
     kept = [row for row, is_full in zip(everything, full, strict=True) if is_full]
     if empty := len(everything) - len(kept):
         counts["empty text"] = empty

@@ -48,6 +48,14 @@ class CorpusSpec(Settings):
     encoding: str = "utf-8"
     header: list[str] | None = None
     """Column names, for a file without a header row."""
+    delimiter: str | None = None
+    """Between the fields of a CSV file; found in its first row when not given. In TSV it makes quotes count."""
+    missing: Literal["error", "drop"] = "error"
+    """What becomes of rows without a label."""
+    unseen: Literal["error", "drop"] = "error"
+    """What becomes of rows of a separate test whose label no training row has, unless `labels:` names it."""
+    fold_labels: bool = False
+    """Whether labels that differ only in case and spacing are one, in the spelling of most rows (or of `labels:`)."""
     split: str = "train"
     config: str | None = None
     classes: Literal[9, 14] = 14
@@ -102,6 +110,13 @@ class CorpusSpec(Settings):
                 raise ValueError(f"{task} is made of tasks itself; name each of them here instead")
             if not task.strip() or "/" in task:
                 raise ValueError(f"{task!r} cannot name a task, whose labels are called task/label; leave the / out")
+        return value
+
+    @field_validator("delimiter")
+    @classmethod
+    def _one_character(cls, value: str | None) -> str | None:
+        if value is not None and (len(value) != 1 or value in '\r\n"'):
+            raise ValueError('must be one character, such as ";" or "\\t"')
         return value
 
     @model_validator(mode="after")
@@ -175,13 +190,13 @@ class CorpusSpec(Settings):
 
     def _idle(self) -> list[str]:
         """Settings that were changed and would be ignored."""
-        columns = {"text", "label", "domain", "group"}
+        columns = {"text", "label", "domain", "group", "missing", "unseen", "fold_labels"}
         if self.name in EMBEDDED:
             used = {"name"} | EMBEDDED[self.name].settings
         elif self.name:
             used = {"name", "test", "split", "config"} | columns
         else:
-            used = {"path", "test", "encoding", "header"} | columns
+            used = {"path", "test", "encoding", "header", "delimiter"} | columns
         fields = type(self).model_fields
         return [key for key, field in fields.items() if key not in used and getattr(self, key) != field.default]
 

@@ -58,6 +58,7 @@ def joined(name: str, parts: Mapping[str, Corpus]) -> Corpus:
         label_tasks=np.repeat(np.arange(len(tasks)), many_labels) if label_names else None,
         metrics=METRICS,
         counts=counts,
+        notices=tuple(f"{task}: {notice}" for task, part in tasks.items() for notice in part.notices),
     )
 
 

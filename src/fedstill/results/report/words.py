@@ -93,7 +93,7 @@ def _dropped(material: Material) -> list[Remark]:
     """Rows that were read and not used, by reason."""
     read = {} if material.corpus is None else material.corpus.counts
     unused = {} if material.parts is None else material.parts.counts
-    reasons = {why: many for why, many in {**read, **unused}.items() if many and why != "rows read"}
+    reasons = {why: many for why, many in {**read, **unused}.items() if many and why not in ("rows read", "rows kept")}
     says = ", ".join(f"{why}: {many:,}" for why, many in reasons.items())
     total = f" of {read['rows read']:,} read" if "rows read" in read else ""
     return [Remark("corpus", "", f"Rows not used{total}. {says}.")] if says else []
