@@ -20,6 +20,7 @@ from rich.table import Table
 
 from fedstill.cli.federation import app as federation
 from fedstill.cli.report import page_of, report, tell_rounds
+from fedstill.cli.watch import watch
 from fedstill.common.errors import FedstillError
 from fedstill.common.trust import trusting, trusts_all
 
@@ -285,6 +286,7 @@ def compare(
 
 
 app.command()(report)
+app.command()(watch)
 
 
 @app.command()

@@ -26,7 +26,7 @@ from fedstill.engines.ranks import Place
 from fedstill.engines.table import MakeEngine, maker_of, ranks_at_work
 from fedstill.plan.plan import Plan
 from fedstill.plan.prepare import changed_keys, prepare
-from fedstill.results.record import Record, write_summary
+from fedstill.results.record import Record, about, write_summary
 from fedstill.wire.messages import SERVER
 
 
@@ -108,6 +108,7 @@ def conduct(plan: Plan, folder: Path, tell: Tell, after: Manifest | None, make: 
     try:
         journal.cut(after.offsets if after is not None else {})
         books = Books(journal, tell)
+        books.begin(about(plan), after.round if after is not None else 0)
         engine = make(plan, books)
         try:
             conductor = Conductor(plan, books, engine)

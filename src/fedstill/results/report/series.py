@@ -75,6 +75,7 @@ class RunSeries:
     reliability: tuple[Bin, ...] = ()
     answered_by: str = ""
     disagreements: tuple[Disagreement, ...] = ()
+    is_finished: bool = True
     missing: dict[str, str] = field(default_factory=dict)
     """Part of the page -> why it is not there."""
 
@@ -95,7 +96,7 @@ class RunSeries:
 
 
 def series(run: Run, read: ReadCorpus = load, alone: Run | None = None, has_texts: bool = True) -> RunSeries:
-    """A finished run; `alone` is the run of the same seed in which nobody learns from anybody, if there is one."""
+    """A run, finished or so far; `alone` is the run of the same seed in which everybody works alone, if any."""
     record = Record(run.folder)
     material = Material.of(record, read)
     measured = [line for line in record.metrics if "split" in line and run.metric in line]
@@ -104,10 +105,10 @@ def series(run: Run, read: ReadCorpus = load, alone: Run | None = None, has_text
     is_of_tasks = material.corpus is not None and material.corpus.label_tasks is not None
     return RunSeries(
         run=run,
-        rounds=int(record.summary.get("rounds", 0)),
-        epsilon=max((record.summary.get("epsilon") or {}).get("spent", {}).values(), default=None),
+        rounds=int(record.so_far.get("rounds", 0)),
+        epsilon=max((record.so_far.get("epsilon") or {}).get("spent", {}).values(), default=None),
         facts=words.facts(run, record, material),
-        parties=_parties(run, record.summary.get("models", {}), material.parts),
+        parties=_parties(run, record.so_far.get("models", {}), material.parts),
         scores=_scores([line for line in measured if line["split"] == POOLED], run.metric),
         by_domain=_by_domain(measured, run),
         losses=_losses(record),
@@ -115,8 +116,8 @@ def series(run: Run, read: ReadCorpus = load, alone: Run | None = None, has_text
         weights=_weights(record),
         bytes=_bytes(record),
         seconds=_seconds(record),
-        members=tuple(record.members),
-        verdict=record.verdict,
+        members=tuple(record.members) if record.is_finished else (),
+        verdict=record.so_far.get("verdict"),
         server_by_domain=_server_by_domain(run),
         remarks=words.remarks(record, material),
         repeat=words.repeat(run, record, material),
@@ -127,7 +128,8 @@ def series(run: Run, read: ReadCorpus = load, alone: Run | None = None, has_text
         reliability=() if is_of_tasks else tuple(reliability(shown)),
         answered_by=SERVER if SERVER in found else "all clients together",
         disagreements=_disagreements(found, alone, material, run) if has_texts else (),
-        missing=_missing(material, has_answers=bool(found), has_texts=has_texts),
+        is_finished=record.is_finished,
+        missing=_missing(material, has_answers=bool(found), has_texts=has_texts) if record.is_finished else {},
     )
 
 
