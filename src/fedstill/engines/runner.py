@@ -27,6 +27,7 @@ from fedstill.engines.table import MakeEngine, maker_of, ranks_at_work
 from fedstill.plan.plan import Plan
 from fedstill.plan.prepare import changed_keys, prepare
 from fedstill.results.record import Record, about, write_summary
+from fedstill.results.report_to import Reporter, chosen
 from fedstill.wire.messages import SERVER
 
 
@@ -39,6 +40,7 @@ def run(
     """Run an experiment into a folder (`runs/<name>/seed-<n>` unless given) and return its record."""
     folder = Path(out) if out is not None else Path("runs") / experiment.name / f"seed-{experiment.seed}"
     make = maker_of(experiment.engine)
+    chosen(experiment.report_to)  # what is not installed is known before the corpus is read
     _make_room(folder, force, experiment)
     tell(Preparing(str(folder)))
     with stopping_on_sigterm(), _explaining(folder), held(folder):
@@ -62,6 +64,7 @@ def resume(folder: str | Path, tell: Tell = tell_nobody) -> Record:
     tell(Preparing(str(folder)))
     experiment = load_experiment(folder / "experiment.yaml")
     make = maker_of(experiment.engine, folder)
+    chosen(experiment.report_to)
     with stopping_on_sigterm(), _explaining(folder), held(folder):
         experiment, plan, corpus = prepare(experiment, folder.resolve())
         manifest, passed = checkpoint.latest(folder)
@@ -105,8 +108,10 @@ def follow(place: Place) -> None:
 def conduct(plan: Plan, folder: Path, tell: Tell, after: Manifest | None, make: MakeEngine) -> Record:
     """All rounds of a plan, or those after a checkpoint, into a record."""
     journal = Journal(folder)
+    reporter: Reporter | None = None
     try:
         journal.cut(after.offsets if after is not None else {})
+        tell = reporter = Reporter(plan, folder, after.round if after is not None else 0, tell)
         books = Books(journal, tell)
         books.begin(about(plan), after.round if after is not None else 0)
         engine = make(plan, books)
@@ -116,10 +121,13 @@ def conduct(plan: Plan, folder: Path, tell: Tell, after: Manifest | None, make: 
                 conductor.conduct(after)
             journal.offsets()
             known = [caution.cause for caution in conductor.cautions]
+            reporter.finish()
             write_summary(Record(folder), plan, dict(books.ledger.totals), conductor.seconds, known)
         finally:
             engine.close()
     finally:
+        if reporter is not None:
+            reporter.close()
         journal.close()
     checkpoint.clear(folder)
     tell(Finished(str(folder)))
@@ -148,8 +156,8 @@ def begun(plan: Plan, after: Manifest | None, hosts: str, counts: Mapping[str, i
 
 
 def _what_counts(experiment: dict[str, Any]) -> dict[str, Any]:
-    """The experiment without its engine, on which the numbers do not depend."""
-    return {key: value for key, value in experiment.items() if key != "engine"}
+    """The experiment without the keys on which the numbers do not depend."""
+    return {key: value for key, value in experiment.items() if key not in ("engine", "report_to")}
 
 
 def _make_room(folder: Path, force: bool, experiment: Experiment) -> None:

@@ -97,6 +97,8 @@ def _in_words(state: State, status: Mapping[str, Any], slow: Sequence[str]) -> s
     if state.stand == "stopped":
         reason = f" ({status['reason']})" if status.get("reason") else ""
         return f"{state.words}{reason}; {AGAIN}"
+    if state.stand == "finished":
+        return f"finished; next: fedstill federation fetch {state.folder.name}"
     return f"{state.words}{'; late: ' + ', '.join(slow) if slow and state.stand == 'running' else ''}"
 
 
