@@ -45,6 +45,7 @@
       xaxis: { ...axis, ...layout.xaxis },
       yaxis: { ...axis, ...layout.yaxis },
       height: heightOf(place),
+      uirevision: "same", // new numbers leave the reader's zoom as it is
       ...(isPrinting ? { width: PAPER_WIDTH, autosize: false } : { autosize: true }),
     };
     return [data, base, { responsive: true, displayModeBar: false }];
