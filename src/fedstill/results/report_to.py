@@ -247,7 +247,7 @@ def _title(plan: Plan) -> str:
 
 
 def _settings(plan: Plan) -> dict[str, Any]:
-    """The experiment's settings, without the folders and files of this machine."""
+    """The experiment's settings, without its data."""
     whole = plan.experiment.model_dump(mode="json")
     return {key: value for key, value in whole.items() if key not in ("corpus", "public", "report_to")}
 
