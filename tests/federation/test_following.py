@@ -12,10 +12,15 @@ import pytest
 pytest.importorskip("nvflare")
 pytest.importorskip("jinja2", reason="the packages of report pages are absent")
 
+from fedstill import Experiment
+from fedstill.common.events import SiteSaid
+from fedstill.common.locks import lock
 from fedstill.federation.files import FederationFile
 from fedstill.federation.following import following
+from fedstill.federation.job import Job
 from fedstill.federation.kits import init
 from fedstill.federation.rehearsal import free_ports
+from fedstill.federation.status import Status, read_status
 from fedstill.results.watch.watch import Watch
 
 ABOUT = {"name": "wards", "engine": "flare", "method": "AdaFD", "algorithm": "AdaFD", "role": "method", "seed": 0}
@@ -57,8 +62,6 @@ def a_job(federation: Path, name: str, **status: Any) -> Path:
 def test_sites_late_ones_and_bytes_are_on_the_page_and_steps_are_not(federation: Path, name: str) -> None:
     folder = a_job(federation, "wards-1")
     with following() as find, (folder / "log.jsonl").open() as file:
-        from fedstill.common.locks import lock
-
         lock(file.fileno())  # as the centre's process does
         news = Watch(federation.parent / name, find=find).news()
     assert news["words"] == "running, round 2 of 3; late: south"
@@ -75,6 +78,14 @@ def test_a_job_whose_process_died_says_how_to_go_on(federation: Path) -> None:
         words, page = watch.news()["words"], watch.page()
     assert words == ("stopped after round 1 of 3 (too few sites); continue with: fedstill federation submit EXPERIMENT")
     assert "Federation hospitals" in page
+
+
+def test_the_last_word_of_a_site_is_written_at_once(tmp_path: Path) -> None:
+    experiment = Experiment.model_validate({"labels": ["bad", "good"], "clients": "bow", "server": "bow"})
+    tell = Status(tmp_path, Job.make(experiment, "f", 9, 0, ("north", "south"), "1"))
+    for state in ("asked", "working", "answered"):
+        tell(SiteSaid("north", state))  # type: ignore[arg-type]
+    assert read_status(tmp_path)["sites"]["north"]["state"] == "answered"
 
 
 def test_a_folder_without_a_federation_is_one_of_runs(tmp_path: Path) -> None:

@@ -107,18 +107,9 @@ def test_who_is_told_is_no_part_of_what_is_computed(small: Callable[..., Experim
     with pytest.raises(KeyboardInterrupt):
         fedstill.run(small(report_to=[]), tmp_path / "run", tell=stop_in_round_3)
     path = tmp_path / "run" / "experiment.yaml"
-    path.write_text(path.read_text().replace("report_to: []", "report_to: auto"))
-    assert fedstill.resume(tmp_path / "run").is_finished
-
-
-def test_records_from_before_the_key_go_on(small: Callable[..., Experiment], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    with pytest.raises(KeyboardInterrupt):
-        fedstill.run(small(), folder, tell=stop_in_round_3)
-    path = folder / "experiment.yaml"
-    path.write_text(path.read_text().replace("report_to: auto\n", ""))
+    path.write_text(path.read_text().replace("report_to: []\n", ""))  # as it was before there was such a key
     assert "report_to" not in path.read_text()
-    assert fedstill.resume(folder).is_finished
+    assert fedstill.resume(tmp_path / "run").is_finished
 
 
 def test_an_unknown_name_is_a_sentence_with_its_line() -> None:

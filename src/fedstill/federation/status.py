@@ -61,7 +61,9 @@ class Status:
     def __call__(self, event: Event) -> None:
         with self.lock:
             self._take(event)
-            self._write(at_once=isinstance(event, Begun | RoundDone | Saving | Noted))
+            # What a site says at the end must not be skipped: there may be nothing else to tell for a long time.
+            is_answer = isinstance(event, SiteSaid) and event.state != "working"
+            self._write(at_once=is_answer or isinstance(event, Begun | RoundDone | Saving | Noted))
 
     def _take(self, event: Event) -> None:
         state = self.state

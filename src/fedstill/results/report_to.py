@@ -222,7 +222,7 @@ class Trackio:
 
     def __init__(self, plan: Plan, folder: Path, after: int) -> None:
         trackio: Any = import_module("trackio")
-        name = _id(folder, "trackio", lambda: f"{_title(plan)} {folder.parent.name}")
+        name = _id(folder, "trackio", lambda: f"{_title(plan)} {secrets.token_hex(2)}")
         self.run = trackio.init(project="fedstill", name=name, config=_settings(plan), resume="allow")
 
     def tell(self, round: int, numbers: Mapping[str, float]) -> None:
