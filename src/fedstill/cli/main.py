@@ -22,6 +22,7 @@ from fedstill.cli.figure import figure
 from fedstill.cli.predict import predict
 from fedstill.cli.report import page_of, report, tell_rounds
 from fedstill.cli.show import show
+from fedstill.cli.watch import watch
 from fedstill.common.errors import FedstillError
 from fedstill.common.traces import in_words, own_frames
 from fedstill.common.trust import trusting, trusts_all
@@ -310,6 +311,7 @@ def compare(
 
 app.command()(report)
 app.command()(figure)
+app.command()(watch)
 
 
 app.command()(predict)

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.files import MODELS, write_whole
+from fedstill.common.locks import at_work_in
 from fedstill.config.source import Source
 from fedstill.engines import checkpoint
 from fedstill.engines.runner import differences, stopping_on_sigterm
@@ -43,6 +44,7 @@ from fedstill.results.drawing.draw import save
 from fedstill.results.progress import Progress
 from fedstill.results.record import Record
 from fedstill.results.runs import Run, load_runs
+from fedstill.results.watch.planned import Planned
 
 Say = Callable[[str], None]
 COUNTED: Mapping[str, Callable[[Grid], tuple[SideBySide, list[str]]]] = {
@@ -77,8 +79,10 @@ def reproduce(
     if not force:
         _refuse_other_experiments(grid.runs)
     say(f"{grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}")
-    with stopping_on_sigterm():
-        failures = run_missing(grid, console, jobs, force, lambda run: _ended(grid, run, evidence, models))
+    with stopping_on_sigterm(), at_work_in(out):
+        plan = _planned(grid, out)
+        plan.write()
+        failures = run_missing(grid, console, jobs, force, lambda run: _ended(grid, run, evidence, models), plan)
     outcomes: Outcomes = {run.folder: failures.get(run.folder) or load_runs([run.folder])[0] for run in grid.runs}
     if not any(isinstance(outcome, Run) for outcome in outcomes.values()):
         raise FedstillError("\n".join(_reasons(grid.runs, failures)))
@@ -103,6 +107,16 @@ class _Page:
     path: Path
     picture: Path | None
     more: Mapping[str, list[str]] = field(default_factory=dict)
+
+
+def _planned(grid: Grid, out: Path) -> Planned:
+    """What `fedstill watch` wants to know of the runs that have not begun."""
+    title = f"{grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}"
+    return Planned(out, title, {_place(run.folder, out): str(run) for run in grid.runs})
+
+
+def _place(folder: Path, out: Path) -> str:
+    return folder.relative_to(out).as_posix()
 
 
 def _sayer(console: Console) -> Say:
@@ -143,6 +157,7 @@ def run_missing(
     jobs: int | None = None,
     force: bool = False,
     ended: Callable[[GridRun], None] = lambda run: None,
+    plan: Planned | None = None,
 ) -> dict[Path, str]:
     """Do the runs that are not finished, and tell whoever waits for those that end well; why runs failed, by folder."""
     say = _sayer(console)
@@ -162,6 +177,9 @@ def run_missing(
                 failures[end.run.folder] = end.reason
             else:
                 ended(end.run)
+            if plan is not None:
+                failed = {_place(folder, plan.path): reason for folder, reason in failures.items()}
+                replace(plan, failed=failed, left_s=left_s, at=time.time()).write()
     return failures
 
 
