@@ -96,7 +96,7 @@ def test_tensorboard_has_every_number_once_also_of_a_run_that_went_on(
 def test_nobody_is_told_if_nobody_is_wanted_and_the_numbers_are_the_same(
     small: Callable[..., Experiment], tmp_path: Path
 ) -> None:
-    quiet, told = (fedstill.run(small(report_to=to), tmp_path / str(len(to))) for to in ([], "auto"))
+    quiet, told = (fedstill.run(small(report_to=to, rounds=1), tmp_path / str(len(to))) for to in ([], "auto"))
     assert not (quiet.folder / "tensorboard").exists()
     assert quiet.metrics == told.metrics
     assert quiet.ledger == told.ledger
@@ -144,7 +144,7 @@ def test_a_target_that_fails_is_dropped_with_one_note(
     monkeypatch.setitem(report_to.TARGETS, "tensorboard", Broken)
     monkeypatch.setattr(report_to, "find_spec", lambda name: "there")
     said: list[Event] = []
-    assert fedstill.run(small(report_to=["tensorboard"]), tmp_path / "run", tell=said.append).is_finished
+    assert fedstill.run(small(report_to=["tensorboard"], rounds=1), tmp_path / "run", tell=said.append).is_finished
     notes = [event.note for event in said if isinstance(event, Noted) and "report_to" in event.note]
     assert notes == ["report_to: tensorboard is told no more (OSError: the line is dead)."]
 
