@@ -36,7 +36,7 @@ def report(experiment: Experiment, console: Console, picture: Path | None = None
             soft_wrap=True,
             markup=False,
         )
-        for notice in corpus.notices:
+        for notice in (*corpus.notices, *resolved.turns(list(plan.clients))):
             console.print(f"note: {notice}", style="yellow", markup=False, soft_wrap=True)
         table = Table()
         for column in ("party", "model", "numbers", "rate", "train", "val", "test"):
