@@ -44,6 +44,7 @@ def test_check_run_and_compare_print_nothing_but_json(here: Path, capsys: pytest
     assert json.loads(capsys.readouterr().out) == ran["comparison"]
 
 
+@pytest.mark.slow
 def test_a_papers_table_is_json_from_kept_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     lines = ROOT / "evidence" / "adafd" / "table1.jsonl"
     (tmp_path / "adafd").mkdir()
@@ -67,12 +68,12 @@ def test_the_demo_ends_with_json(tiny: None, tmp_path: Path, capsys: pytest.Capt
 def test_no_color_is_respected_on_a_terminal(settings: dict[str, str], is_red: bool, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     clean = {key: value for key, value in os.environ.items() if key != "NO_COLOR"} | {"TERM": "xterm-256color"}
-    program = [sys.executable, "-m", "fedstill", "run", "nowhere.yaml"]
+    program = [sys.executable, "-m", "fedstill", "trust", "nowhere.py"]
     done = subprocess.run(program, stderr=theirs, env=clean | settings, cwd=tmp_path, timeout=600)
     os.close(theirs)
     shown = os.read(ours, 10_000)
     os.close(ours)
-    assert b"there is no experiment file" in shown
+    assert b"nowhere.py" in shown
     assert (b"31m" in shown) == is_red
     assert done.returncode == 1
 
