@@ -176,6 +176,14 @@ def recipes() -> str:
     )
 
 
+def figures() -> str:
+    """Every figure, the command that makes its runs, and how long that takes."""
+    from fedstill.papers.figures.table import lines
+
+    rows = [f"| `{name}` | {shows} | `{command}` | {takes} |" for name, shows, command, takes in lines()]
+    return "\n".join(["| figure | shows | its runs, at scale small | take |", "|---|---|---|---|", *rows])
+
+
 def _runs(source: Any, scale: str) -> str:
     from fedstill.papers.grid import plan_grid
     from fedstill.papers.recipe import read_recipe
@@ -197,7 +205,7 @@ def _kept(recipe: str) -> Iterator[str]:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    function.__name__: function for function in (demo, default, speed, exchange, cell, fedid, recipes)
+    function.__name__: function for function in (demo, default, speed, exchange, cell, fedid, recipes, figures)
 }
 
 

@@ -245,7 +245,10 @@ def test_titles_say_as_released_only_where_it_is_so(options, title):
 
 def test_local_trains_every_round_measures_no_server_and_sends_no_logits(experiment, tmp_path):
     record = fedstill.run(experiment(algorithm="Local"), tmp_path / "run")
-    assert {m["party"] for m in record.metrics} == {"books", "films", "shoes"}
+    assert {m["party"] for m in record.metrics if "split" in m} == {"books", "films", "shoes"}
+    told = [m["values"] for m in record.metrics if m.get("observation") == "losses"]
+    assert [set(values) for values in told] == [{"books", "films", "shoes"}] * record.summary["rounds"]
+    assert told[-1]["books"] < told[0]["books"]
     assert "server" not in record.summary["scores"]
     assert not (tmp_path / "run" / "models" / "server").exists()
     assert {line["message"] for line in record.ledger if line["direction"] == "up"} == {"Hello", "Done"}

@@ -184,6 +184,9 @@ def test_leave_says_what_stays_and_forget_removes_it_but_not_the_list_of_what_le
     assert "logits F32 [9, 2], parameters (2 arrays), metrics: 1" in " ".join(shown.split())
     assert f"{job.name} 1 1 1.5 KB 4 rounds, 998.5 KB" in " ".join(shown.split())
 
+    assert fedstill("federation", "sent", str(kit), "--json") == 0
+    assert json.loads(capsys.readouterr().out) == [line]
+
     assert fedstill("federation", "leave", str(kit)) == 0
     said = capsys.readouterr().out
     assert "it was not taking part" in said

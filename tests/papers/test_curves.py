@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from fedstill.common.errors import FedstillError
-from fedstill.papers.curves import MethodCurves, Panel, by_round, curve, curves, samplings, save, weights_by_round
+from fedstill.papers.curves import (
+    MethodCurves,
+    Panel,
+    by_round,
+    curve,
+    curves,
+    losses,
+    samplings,
+    sheet,
+    weights_by_round,
+)
 from fedstill.papers.grid import plan_grid
 from fedstill.papers.side_by_side import score
+from fedstill.results.drawing.panels import Lines
 from fedstill.results.runs import Run, load_runs
 from tests.papers.tiny import tiny_source
 from tests.results.conftest import write_run
-
-SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def measured(folder: Path, *lines: tuple[int, str, str, str, float]) -> Run:
@@ -98,6 +105,16 @@ def test_weights_are_means_over_seeds_by_client_and_round(tmp_path: Path) -> Non
     assert weights_by_round(grid, {folder: load_runs([folder])[0] for folder in outcomes}) is None
 
 
+def test_losses_are_those_that_the_server_observed(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "Local", server=False)
+    seen = [
+        {"round": 1, "party": "server", "observation": "losses", "values": {"books": 0.5, "toys": 0.25}},
+        {"round": 1, "party": "books", "observation": "losses", "values": {"books": 9.0}},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in seen))
+    assert losses(load_runs([folder])[0]) == {1: {"books": 0.5, "toys": 0.25}}
+
+
 def test_mean_and_deviation_are_over_the_seeds_in_points_where_all_were_measured() -> None:
     line = MethodCurves("FedSND", ({1: 0.5, 2: 0.6}, {1: 0.7, 2: 0.6, 3: 0.9}))
     assert line.rounds == [1, 2]
@@ -153,16 +170,17 @@ def test_samplings_are_means_over_rounds_and_clients_of_what_was_observed_at_a_s
     assert student.lines[0].mean(0) == pytest.approx(3.0)
 
 
-def test_the_picture_is_a_png_and_without_matplotlib_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_picture_has_a_line_for_each_method_with_the_spread_of_its_seeds() -> None:
+    seeds = ({1: 0.5, 2: 0.6}, {1: 0.7, 2: 0.8})
     panels = [
-        Panel(f"alpha={alpha} $x", "accuracy", (MethodCurves("$FedSND", ({1: 0.5, 2: 0.6}, {1: 0.7, 2: 0.8})),))
-        for alpha in (200, 1, 0.5)
+        Panel("alpha=1", "accuracy", (MethodCurves("FedSND", seeds),)),
+        Panel("the teacher", "cross-entropy (nats)", (MethodCurves("FedDRS", seeds[:1], unit=1.0),), "step"),
     ]
-    save(panels, "three panels", tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").read_bytes().startswith(SIGNATURE)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(FedstillError, match=r"pip install \"fedstill\[figures\]\""):
-        save(panels, "three panels", tmp_path / "again.png")
-    assert not (tmp_path / "again.png").exists()
+    scores, sampled = sheet(panels, "two panels").panels
+    assert isinstance(scores, Lines)
+    assert isinstance(sampled, Lines)
+    (line,) = scores.lines
+    assert (line.name, list(line.across), list(line.up)) == ("FedSND", [1, 2], pytest.approx([60, 70]))
+    assert list(line.spread) == pytest.approx([100 * 0.2 / 2**0.5] * 2)
+    assert (scores.across, scores.up) == ("round", "accuracy (points)")
+    assert (sampled.across, sampled.up, list(sampled.lines[0].up)) == ("step", "cross-entropy (nats)", [0.5, 0.6])

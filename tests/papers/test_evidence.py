@@ -84,6 +84,7 @@ def test_a_line_holds_what_a_run_gave_and_what_it_was_made_with(kept: Path) -> N
     assert set(first["by_round"]["test/toys"]) == {"accuracy", "macro_f1", "f1"}  # type: ignore[index]
     assert set(first["clients"]) == {"books", "garden", "toys"}  # type: ignore[call-overload]
     assert sum(first["weights"]["1"].values()) == pytest.approx(1, abs=1e-5)  # type: ignore[index]
+    assert set(every[3]["losses"]["2"]) == {"books", "garden", "toys"}  # type: ignore[index]
     assert (first["scale"], first["group"], first["bytes"]) == ("small", "few", summary["bytes"])
     assert first["setting"].startswith("174 private, 24 public, 21 test rows; K = 3 clients (bow)")  # type: ignore[attr-defined]
     assert "core" in str(first["device"]) or "NVIDIA" in str(first["device"])

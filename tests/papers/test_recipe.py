@@ -270,3 +270,10 @@ def test_a_mistake_in_a_recipe_is_a_sentence_with_its_line(tmp_path: Path, old: 
     with pytest.raises(FedstillError) as error:
         read_recipe(tiny_source(tmp_path, TINY.replace(old, new, 1)))
     assert says in str(error.value)
+
+
+def test_a_scale_says_how_long_it_takes_after_its_notes(tmp_path: Path) -> None:
+    text = TINY.replace("notes: [Three shops are few.]", "notes: [Three shops are few.], takes: seconds on one core")
+    recipe = read_recipe(tiny_source(tmp_path, text))
+    assert recipe.remarks("small") == ["Three shops are few.", "All of it takes seconds on one core."]
+    assert recipe.remarks("paper") == []

@@ -18,6 +18,7 @@ from fedstill.algorithms.base import Algorithm, Answers, Federation, NotNegative
 from fedstill.algorithms.feedbacks import FEEDBACKS, LABELS, NOTHING, Ensemble, Feedback, Heard, Lesson, Step
 from fedstill.common.errors import FedstillError
 from fedstill.data.corpus import Ints
+from fedstill.data.examples import Labelled
 from fedstill.learning.health import add_gradient_norms, norm_ratio, refuse_divergence
 from fedstill.learning.losses import Distillation, distillation
 from fedstill.learning.phases import Phase
@@ -158,12 +159,17 @@ class FedID(Algorithm):
         phase = self._phase(me, lesson.steps, self.client_rate)
         for number, rows in enumerate(torch.split(torch.arange(len(asked)), lesson.batch)):
             heard = Heard(me.name, me.size / lesson.total, lesson, number, rows, said[rows])
-            phase.step(asked[rows], partial(self.client_step, me, heard))
+            own = self._rehearsed(me, phase) if self.rehearsal else None
+            phase.step(asked[rows], partial(self.client_step, me, heard, own=own), own)
 
-    def client_step(self, me: Client, heard: Heard, logits: Tensor) -> Tensor:
+    def client_step(
+        self, me: Client, heard: Heard, logits: Tensor, rehearsed: Tensor | None = None, own: Labelled | None = None
+    ) -> Tensor:
         """What a client minimises at a step: Eq. 15, and the loss of a private batch if it rehearses."""
         spoken = self._spoken(me, heard, logits)
-        return spoken + self.rehearsal * self._rehearsed(me, heard.lesson) if self.rehearsal else spoken
+        if own is None or rehearsed is None:
+            return spoken
+        return spoken + self.rehearsal * me.label_loss()(rehearsed, own.labels.to(rehearsed.device)).mean()
 
     def _spoken(self, me: Client, heard: Heard, logits: Tensor) -> Tensor:
         """Towards the ensemble (Eq. 13), and away from or towards its own labels as the feedback says (Eq. 14)."""
@@ -175,14 +181,12 @@ class FedID(Algorithm):
         add_gradient_norms(me.memory.numbers, phase, transfer=transfer, feedback=feedback)
         return transfer + feedback if self.transfer else feedback
 
-    def _rehearsed(self, me: Client, lesson: Lesson) -> Tensor:
-        """The cross-entropy of the next batch of the client's own rows, in a new random order every pass over them."""
-        phase, own, size = me.phase("converse", lesson.steps), me.training_rows(), me.spec.train.batch
+    def _rehearsed(self, me: Client, phase: Phase) -> Labelled:
+        """The next batch of the client's own rows, in a new random order every pass over them."""
+        own, size = me.training_rows(), me.spec.train.batch
         passed, number = divmod(phase.taken, math.ceil(len(own) / size))
         order = me.generator(f"rehearsal {passed}").permutation(len(own))
-        batch = own.pick(order[number * size : (number + 1) * size])
-        logits = phase.logits(batch, torch.arange(len(batch)))
-        return me.label_loss()(logits, batch.labels.to(logits.device)).mean()
+        return own.pick(order[number * size : (number + 1) * size])
 
     def leaks(self) -> str | None:
         return "reads private rows for `rehearsal`" if self.rehearsal else None

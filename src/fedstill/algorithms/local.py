@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from fedstill.algorithms.base import Algorithm, Role
 from fedstill.parties.client import Client
@@ -23,5 +23,5 @@ class Local(Algorithm):
     def opine(self, me: Client) -> Done:
         return Done(loss=min(me.train().mean))
 
-    def server(self, me: Server, ups: Replies[Any]) -> None:
-        return None
+    def server(self, me: Server, ups: Replies[Done]) -> None:
+        me.observe("losses", {name: up.loss for name, up in ups.items() if up.loss is not None})

@@ -18,9 +18,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedstill.cli.federation import app as federation
+from fedstill.cli.figure import figure
 from fedstill.cli.predict import predict
 from fedstill.cli.report import page_of, report, tell_rounds
 from fedstill.cli.show import show
+from fedstill.cli.watch import watch
 from fedstill.common.errors import FedstillError
 from fedstill.common.traces import in_words, own_frames
 from fedstill.common.trust import trusting, trusts_all
@@ -226,6 +228,7 @@ def reproduce(
 ) -> None:
     """Make a table of a paper: run what is missing and print paper | ours."""
     from fedstill.papers.evidence import Evidence, refuse_overrides
+    from fedstill.papers.figures.table import of_recipe
     from fedstill.papers.grid import plan_grid
     from fedstill.papers.recipe import is_grid
     from fedstill.papers.reproduce import reproduce as make_table
@@ -260,6 +263,8 @@ def reproduce(
         is_whole = make_table(grid, folder, shown, jobs, force, evidence, models, as_json)
     except KeyboardInterrupt as stop:
         raise Stopped(f"Go on with the same command{', without --force' if force else ''}.") from stop
+    if grid.recipe.is_trained and (drawn := of_recipe(name)) is not None:
+        console.print(f"As a figure: fedstill figure {drawn} {folder}", highlight=False, soft_wrap=True, markup=False)
     if not is_whole:
         raise typer.Exit(1)
 
@@ -321,6 +326,8 @@ def compare(
 
 
 app.command()(report)
+app.command()(figure)
+app.command()(watch)
 
 
 app.command()(predict)

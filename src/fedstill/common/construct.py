@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from functools import lru_cache
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -41,12 +42,18 @@ def construct(
                 value = {"name": next((n for n, c in own().items() if c is default), default.__name__), **value}
             options[option] = construct(hints[option], value, own, inside)
     try:
-        made: T = TypeAdapter(cls).validate_python(options)
+        made: T = _adapter(cls).validate_python(options)  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise FedstillError(f"{cls.__name__}: option {where!r}: {first['msg']} (given: {first['input']!r}).") from error
     return made
+
+
+@lru_cache(maxsize=256)
+def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
+    """What checks the options of a class; to make it takes longer than to use it."""
+    return TypeAdapter(cls)
 
 
 def settings_of(made: Any) -> dict[str, Any]:

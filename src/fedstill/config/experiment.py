@@ -168,6 +168,8 @@ class Experiment(Settings):
     memory: MemorySpec = MemorySpec()
     save_every: int = Field(1, ge=1)
     """Rounds between two checkpoints."""
+    report_to: Literal["auto"] | list[Literal["tensorboard", "wandb", "mlflow", "trackio"]] = "auto"
+    """Who is told the numbers of every round besides the record; auto: TensorBoard where it is installed."""
     wire: WireSpec = WireSpec()
     blend: str | dict[str, Any] = "auto"
     """How opinions or parameters become one: `mean` as in the papers, or one that lets no liar win: `agreement`,

@@ -95,11 +95,12 @@ def _sites(centre: Centre, connected: dict[str, float] | None, status: dict[str,
         place = places.get(name, {})
         does = doing(place, name in slow) if is_running else ""
         style = "red" if place.get("state") == "failed" or (connected is not None and name not in connected) else None
-        table.add_row(name, _connection(name, connected), does, points(status, place), style=style)
+        table.add_row(name, connection(name, connected), does, points(status, place), style=style)
     return table
 
 
-def _connection(name: str, connected: dict[str, float] | None) -> str:
+def connection(name: str, connected: dict[str, float] | None) -> str:
+    """Whether a site is there; None: the server does not answer."""
     if connected is None:
         return "unknown"
     if name not in connected:

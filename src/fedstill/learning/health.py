@@ -25,9 +25,7 @@ def add_gradient_norms(sums: MutableMapping[str, float], phase: Phase, **parts: 
     if phase.taken % MEASURE_EVERY:
         return
     for name, loss in parts.items():
-        found = torch.autograd.grad(loss, phase.parameters, retain_graph=True, allow_unused=True)
-        norm = torch.stack([part.norm() for part in found if part is not None]).norm()
-        sums[f"{name} norm"] = sums.get(f"{name} norm", 0.0) + float(norm)
+        sums[f"{name} norm"] = sums.get(f"{name} norm", 0.0) + phase.gradient_norm(loss)
 
 
 def norm_ratio(sums: MutableMapping[str, float], part: str, other: str) -> dict[str, float]:

@@ -91,6 +91,14 @@ class Passes:
             taught = forward(self.teacher, batch)
         return torch.cat([logits, taught[None]])
 
+    def parts(self, batch: Examples) -> list[Examples]:
+        """What the model itself is asked: the batch, once a pass."""
+        return [batch] * self.student
+
+    def together(self, *logits: Tensor, taught: Tensor | None) -> Tensor:
+        """The logits of all passes, given one by one."""
+        return torch.stack([*logits, *([] if taught is None else [taught.to(logits[0])])])
+
 
 def optimiser(
     settings: PhaseSettings, rate: float, parameters: list[nn.Parameter], is_fused: bool = True
@@ -138,6 +146,8 @@ class Phase:
         self.lasts = {"never": math.inf, "epoch": max(1, epoch), "batch": 1}[settings.restart]
         """The steps from one restart to the next."""
         self.taken = 0
+        self.is_on_card = False
+        """Whether a GPU's fast path is taking a step just now."""
         self.device = next(model.parameters()).device
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimiser = optimiser(settings, rate, self.parameters, fast_of(model).optimiser)
@@ -149,10 +159,37 @@ class Phase:
         """The rate of the next step."""
         return self.rate * share_of_rate(self.settings, int(self.taken % self.lasts), self.steps)
 
-    def step(self, rows: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
-        """One optimiser step on those rows of the data; `loss` maps their logits to a scalar. Returns the loss."""
+    def step(self, rows: Tensor, loss: Callable[..., Tensor], also: Examples | None = None) -> Tensor:
+        """One optimiser step on those rows of the data; `loss` maps their logits to a scalar. Returns the loss.
+
+        The logits of other rows, `also`, are the loss's second argument. The loss must not ask for more of the model.
+        """
+        parts = [self.data.pick(rows.numpy()), *([] if also is None else [also])]
+        if (value := self._step_on_card(parts, loss)) is not None:
+            return value
         with self.stream():
-            return self._step(self.data, rows, loss)
+            logits = [self.logits(part, torch.arange(len(part))) for part in parts]
+            value = loss(*logits)
+            self.descend(value)
+            return value.detach()
+
+    def _step_on_card(self, parts: list[Examples], loss: Callable[..., Tensor]) -> Tensor | None:
+        """The loss of a step that a GPU's fast path takes; None where it cannot."""
+        self.is_on_card = True
+        try:
+            value = card.step(self, parts, loss)
+        finally:
+            self.is_on_card = False
+        if value is not None:
+            self.taken += 1
+        return value
+
+    def gradient_norm(self, value: Tensor) -> float:
+        """Inside a step's loss: the norm of this value's gradient with respect to the parameters."""
+        if (norm := card.gradient_norm(self, value)) is not None:
+            return norm
+        found = torch.autograd.grad(value, self.parameters, retain_graph=True, allow_unused=True)
+        return float(torch.stack([part.norm() for part in found if part is not None]).norm())
 
     def _step(
         self, data: Examples, rows: Tensor, loss: Callable[[Tensor], Tensor], passes: Passes | None = None
@@ -160,6 +197,17 @@ class Phase:
         value = loss(self.logits(data, rows, passes))
         self.descend(value)
         return value.detach()
+
+    def _step_in_run(
+        self, rows: Tensor, loss: Callable[[Tensor], Tensor], passes: Passes | None, taught: Tensor | None
+    ) -> None:
+        """The same by a GPU's fast path; `taught` is what the teacher says to all rows of the data."""
+        batch = self.data.pick(rows.numpy())
+        if passes is None:
+            self._step_on_card([batch], loss)
+        else:
+            own = None if taught is None else taught[rows]
+            self._step_on_card(passes.parts(batch), lambda *logits: loss(passes.together(*logits, taught=own)))
 
     def logits(self, data: Examples, rows: Tensor, passes: Passes | None = None) -> Tensor:
         """The logits of those rows of any data in train mode; inside a step's loss, it learns from them too."""
@@ -185,6 +233,8 @@ class Phase:
 
     def spoken(self, data: Examples) -> Tensor:
         """The logits of the data in one batch in train mode, dropout and all, without learning; on the CPU."""
+        if (said := card.spoken(self, data)) is not None:
+            return said
         with self.stream(), torch.no_grad():
             return self.logits(data, torch.arange(len(data))).cpu()
 
@@ -222,15 +272,22 @@ class Phase:
         class_weights = None if class_weights is None else class_weights.to(self.device)
         means: list[float] = []
         by_class: list[list[float]] = []
-        with self.stream(), self._own_words(passes) as (data, whole):
+        on_card = card.can_step(self, self.data)
+        with self.stream(), self._own_words(passes, on_card) as (data, whole):
             for _ in range(self.settings.epochs):
-                tally = _Tally(self.device)
+                tally, taught = _Tally(self.device), None
                 if passes is not None and passes.before_epoch is not None:
                     with whole():
                         passes.before_epoch()
+                if on_card and passes is not None and passes.teacher is not None:
+                    taught = predict(passes.teacher, data, self.precision)
                 for rows in torch.split(torch.randperm(len(data), generator=self.order), self.settings.batch):
                     wanted = targets[rows.to(self.device)]
-                    self._step(data, rows, partial(tally.add, wanted=wanted, loss=loss, weights=class_weights), passes)
+                    tallied = partial(tally.add, wanted=wanted, loss=loss, weights=class_weights)
+                    if on_card:
+                        self._step_in_run(rows, tallied, passes, taught)
+                    else:
+                        self._step(data, rows, tallied, passes)
                     if watch and self.taken % WATCH_EVERY == 0:
                         watch(self.taken, self.steps, means[-1] if means else math.nan)
                 mean, classwise = tally.read()
@@ -267,13 +324,14 @@ class Phase:
 
     @contextmanager
     def _own_words(
-        self, passes: Passes | None
+        self, passes: Passes | None, on_card: bool
     ) -> Iterator[tuple[Examples, Callable[[], AbstractContextManager[None]]]]:
         """Inside, the model may have only the data's words; gives the data to use, and a context with all words."""
         settings = self.settings
         others_stay = settings.optimiser in ("adamw", "sgd") and settings.weight_decay == 0 and self.taken == 0
         is_alone = passes is None or passes.teacher is None  # a teacher gets the same ids, so they must not change
-        shrunk = shrink(self.model, self.data) if fast_of(self.model).vocabulary and others_stay and is_alone else None
+        can = fast_of(self.model).vocabulary and others_stay and is_alone and not on_card
+        shrunk = shrink(self.model, self.data) if can else None
         if shrunk is None:
             yield self.data, nullcontext
             return

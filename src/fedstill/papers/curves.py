@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean, stdev
 
-from fedstill.common.errors import FedstillError
-from fedstill.common.files import write_whole
+from fedstill.learning.metrics import METRICS
 from fedstill.papers.grid import Grid
 from fedstill.papers.kept import KeptRun
 from fedstill.papers.side_by_side import CLIENTS, MISSING, Outcomes, SideBySide, finished, label
+from fedstill.results.drawing.panels import Line, Lines, Sheet
 from fedstill.results.record import Measurement, Record
 from fedstill.results.runs import POOLED, Run, complete
 from fedstill.wire.messages import SERVER
@@ -131,10 +128,17 @@ def curve(run: Run, split: str, metric: str) -> tuple[Curve, str]:
 
 def weights(run: Run) -> Mapping[int, Mapping[str, float]]:
     """Round -> client -> its weight, where the method observed it."""
-    if isinstance(run, KeptRun):
-        return run.weights
-    observed = (line for line in Record(run.folder).metrics if line.get("observation") == "weights")
-    return {line["round"]: line["values"] for line in observed if line["party"] == SERVER}
+    return run.weights if isinstance(run, KeptRun) else _observed(run, "weights")
+
+
+def losses(run: Run) -> Mapping[int, Mapping[str, float]]:
+    """Round -> client -> the loss that it told, where the method observed it."""
+    return run.losses if isinstance(run, KeptRun) else _observed(run, "losses")
+
+
+def _observed(run: Run, what: str) -> Mapping[int, Mapping[str, float]]:
+    lines = (line for line in Record(run.folder).metrics if line.get("observation") == what)
+    return {line["round"]: line["values"] for line in lines if line["party"] == SERVER}
 
 
 def weights_by_round(grid: Grid, outcomes: Outcomes) -> SideBySide | None:
@@ -185,39 +189,20 @@ def by_round(grid: Grid, panels: Sequence[Panel]) -> SideBySide:
     return SideBySide(("method", *map(str, shown)), tuple(groups))
 
 
-def save(panels: Sequence[Panel], title: str, path: Path) -> None:
-    """A PNG: the mean over seeds, with a band of their standard deviation."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise FedstillError(
-            'Drawing curves needs the `matplotlib` package: run `pip install "fedstill[figures]"`.'
-        ) from error
-    across = min(len(panels), 2)
-    down = math.ceil(len(panels) / across)
-    figure = Figure((5.2 * across, 3.6 * down + 0.9), layout="constrained")
-    rows = list(dict.fromkeys(line.row for panel in panels for line in panel.lines))
-    handles = {}
-    for axes, panel in zip(figure.subplots(down, across, squeeze=False).flat, panels, strict=False):
-        for line in panel.lines:
-            rounds, colour = line.rounds, f"C{rows.index(line.row)}"
-            means = [line.mean(number) for number in rounds]
-            spread = [line.deviation(number) for number in rounds]
-            low, high = ([mean + side * wide for mean, wide in zip(means, spread, strict=True)] for side in (-1, 1))
-            axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
-            marker = "o" if len(rounds) <= 20 else ""
-            handles[line.row] = axes.plot(rounds, means, color=colour, marker=marker, markersize=3)[0]
-        axes.set_title(panel.title, fontsize=10, parse_math=False)  # a name may contain a dollar sign
-        axes.set_xlabel(panel.across)
-        axes.set_ylabel(f"{panel.metric} (points)" if panel.across == "round" else panel.metric)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.grid(alpha=0.3)
-    for axes in figure.axes[len(panels) :]:
-        axes.set_visible(False)
-    named = figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(rows), 4))
-    for text in named.get_texts():
-        text.set_parse_math(False)
-    figure.suptitle(title, fontsize=11, parse_math=False)
-    drawing = io.BytesIO()
-    figure.savefig(drawing, format="png", dpi=140)
-    write_whole(path, drawing.getvalue())
+def sheet(panels: Sequence[Panel], title: str, abreast: int = 2) -> Sheet:
+    """The panels as a picture: means over seeds, with a band of their standard deviation."""
+    return Sheet(title, tuple(_drawn(panel) for panel in panels), abreast)
+
+
+def _drawn(panel: Panel) -> Lines:
+    lines = tuple(
+        Line(
+            line.row,
+            line.rounds,
+            [line.mean(number) for number in line.rounds],
+            [line.deviation(number) for number in line.rounds],
+        )
+        for line in panel.lines
+    )
+    named = METRICS[panel.metric].title if panel.metric in METRICS else panel.metric
+    return Lines(panel.title, panel.across, f"{named} (points)" if panel.metric in METRICS else named, lines)

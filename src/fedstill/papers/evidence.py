@@ -17,15 +17,15 @@ from fedstill.common.files import write_whole
 from fedstill.config.experiment import Experiment
 from fedstill.config.source import Source
 from fedstill.papers.communication import Account
-from fedstill.papers.curves import by_step, curve, weights
-from fedstill.papers.grid import Grid, GridRun, Selection, cell_run, check_scale
+from fedstill.papers.curves import by_step, curve, losses, weights
+from fedstill.papers.grid import Grid, GridRun, cell_run, check_scale, selected
 from fedstill.papers.kept import KeptRun
 from fedstill.papers.machine import machine_of
 from fedstill.papers.recipe import Recipe, read_recipe
 from fedstill.papers.side_by_side import Outcomes, setting
 from fedstill.results.runs import POOLED, Run
 
-ANY_MACHINE = ("engine", "workers", "device", "memory", "save_every", "seed")
+ANY_MACHINE = ("engine", "workers", "device", "memory", "save_every", "report_to", "seed")
 """Keys that say where and how a run computes, and its seed, which a line names itself."""
 OF_PAPERS = {"max_share": None, "blend": "mean"}
 """Keys whose defaults are not the papers', which nothing says in lines from before there were such keys."""
@@ -82,7 +82,8 @@ def _portable(value: Any) -> Any:
 def refuse_overrides(grid: Grid, source: Source) -> None:
     """Refuse to keep runs whose experiment is not the recipe's own."""
     for run in grid.runs:
-        if fingerprint(run.experiment) != fingerprint(_planned(source, grid.recipe, grid.scale, run).experiment):
+        planned = cell_run(source, grid.recipe, grid.scale, (run.group, run.row, run.columns), Path())
+        if fingerprint(run.experiment) != fingerprint(planned.experiment):
             raise FedstillError(
                 f"--keep: {run} is not the recipe's experiment, because of a key=value on the command line; the "
                 "evidence is of the recipe as it is. Change the recipe, or leave --keep out."
@@ -140,6 +141,7 @@ def _line(grid: Grid, run: GridRun, outcome: Run) -> Line:
         "by_round": _rounded({split: each for split, each in curves.items() if each}),
         "origin": curve(outcome, POOLED, outcome.metric)[1],
         "weights": _rounded(weights(outcome)),
+        "losses": _rounded(losses(outcome)),
         "sampling": _rounded({who: found for who in ("teacher", "student") if (found := by_step(outcome, who))}),
         "sent": _sent(run) if grid.recipe.table == "communication" else {},
         "setting": setting(run),
@@ -177,14 +179,19 @@ def recall(source: Source, evidence: Evidence) -> tuple[Grid, Outcomes]:
     check_scale(source, recipe, evidence.scale)
     runs, stale, taken = list[GridRun](), list[GridRun](), set[Any]()
     outcomes: dict[Path, Run | str] = {}
+    cells: dict[tuple[str, ...], tuple[GridRun, str]] = {}
     for number, line in _read(evidence.lines):
         if line["scale"] != evidence.scale:
             continue
         if _key(line) in taken:
             raise FedstillError(f"{evidence.lines}:{number}: a second line of {line['name']}, seed {line['seed']}.")
         taken.add(_key(line))
-        run = _run_of(source, recipe, evidence, line, number)
-        if fingerprint(run.experiment) != line["experiment"]:
+        cell = (line["group"], line["row"], *line["columns"])
+        if cell not in cells:  # its seeds differ in nothing else
+            first = _run_of(source, recipe, evidence, line, number)
+            cells[cell] = first, fingerprint(first.experiment)
+        run = _seeded(cells[cell][0], line["seed"], evidence)
+        if cells[cell][1] != line["experiment"]:
             stale.append(run)
         runs.append(run)
         outcomes[run.folder] = _kept(run, line)
@@ -193,8 +200,13 @@ def recall(source: Source, evidence: Evidence) -> tuple[Grid, Outcomes]:
     if not runs:
         raise FedstillError(f"{evidence.lines} has no line of scale {evidence.scale}. Run: {evidence.command}")
     ordered = sorted(runs, key=lambda run: _place(recipe, run))
-    grid = Grid(recipe, evidence.scale, _selection(recipe, evidence.scale, ordered), tuple(ordered))
+    grid = Grid(recipe, evidence.scale, selected(recipe, evidence.scale, ordered), tuple(ordered))
     return grid, outcomes
+
+
+def kept_scales(evidence: Evidence) -> set[str]:
+    """The scales of which lines are kept."""
+    return {str(line["scale"]) for _, line in _read(evidence.lines)} if evidence.lines.exists() else set()
 
 
 def _read(path: Path) -> Iterator[tuple[int, Line]]:
@@ -209,7 +221,7 @@ def _read(path: Path) -> Iterator[tuple[int, Line]]:
 
 
 def _run_of(source: Source, recipe: Recipe, evidence: Evidence, line: Line, number: int) -> GridRun:
-    """The run of a line as the recipe plans it now."""
+    """The run of a line as the recipe plans it now, with the recipe's own seed."""
     named: list[tuple[str, Iterable[str], str]] = [
         ("group", recipe.groups, line["group"]),
         ("row", recipe.rows, line["row"]),
@@ -218,15 +230,13 @@ def _run_of(source: Source, recipe: Recipe, evidence: Evidence, line: Line, numb
     for kind, known, name in named:
         if name not in known:
             raise FedstillError(f"{evidence.lines}:{number}: the recipe has no {kind} {name!r} now; delete the line.")
-    run = GridRun(line["group"], line["row"], tuple(line["columns"]), Experiment(), evidence.lines)
-    planned = _planned(source, recipe, evidence.scale, run)
-    experiment = planned.experiment.model_copy(update={"seed": line["seed"]})
+    return cell_run(source, recipe, evidence.scale, (line["group"], line["row"], line["columns"]), Path())
+
+
+def _seeded(run: GridRun, seed: int, evidence: Evidence) -> GridRun:
+    experiment = run.experiment.model_copy(update={"seed": seed})
     # Below a file there is no folder: a run of the same name on this machine must not lend its predictions.
-    return replace(planned, experiment=experiment, folder=evidence.lines / experiment.name / f"seed-{line['seed']}")
-
-
-def _planned(source: Source, recipe: Recipe, scale: str, run: GridRun) -> GridRun:
-    return cell_run(source, recipe, scale, (run.group, run.row, run.columns), Path())
+    return replace(run, experiment=experiment, folder=evidence.lines / experiment.name / f"seed-{seed}")
 
 
 def _about_stale(stale: Sequence[GridRun], evidence: Evidence) -> str:
@@ -265,6 +275,7 @@ def _kept(run: GridRun, line: Line) -> KeptRun:
         },
         origin=line["origin"],
         weights=_numbered(line["weights"]),
+        losses=_numbered(line.get("losses", {})),  # lines of earlier versions have none
         sampling={who: _numbered(steps) for who, steps in line["sampling"].items()},
         sent=line["sent"],
         commit=line["commit"],
@@ -281,19 +292,6 @@ def _place(recipe: Recipe, run: GridRun) -> tuple[int, ...]:
     names = (run.group, list(recipe.groups)), (run.row, list(recipe.rows)), (run.columns[0], list(recipe.columns))
     group, row, column = (known.index(name) for name, known in names)
     return run.experiment.seed, group, column, row
-
-
-def _selection(recipe: Recipe, scale: str, runs: Sequence[GridRun]) -> Selection:
-    """The part of the table that is kept, and sentences about rows of the scale that are not."""
-    groups, rows = {run.group for run in runs}, {run.row for run in runs}
-    columns = {column for run in runs for column in run.columns}
-    wanted = recipe.scales[scale].rows or list(recipe.rows)
-    return Selection(
-        groups=tuple(name for name in recipe.groups if name in groups),
-        rows=tuple(name for name in recipe.rows if name in rows),
-        columns=tuple(name for name in recipe.columns if name in columns),
-        left_out=tuple(f"{name} is left out: no run of it is kept." for name in wanted if name not in rows),
-    )
 
 
 def origins(grid: Grid, outcomes: Outcomes, evidence: Evidence) -> list[str]:

@@ -16,6 +16,9 @@ from fedstill.config.experiment import Experiment, from_source
 from fedstill.config.source import Source
 from fedstill.papers.recipe import Keys, Recipe, Variation, read_recipe, slug
 
+Cell = tuple[str, str, tuple[str, ...]]
+"""A group, a row, and the columns that one run fills."""
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -100,11 +103,34 @@ def cell_run(source: Source, recipe: Recipe, scale: str, cell: tuple[str, str, S
     return _first_run(source, recipe, scale, (group, row, tuple(name for name in alike if name in shown)), [], out)
 
 
+def cell_names(recipe: Recipe, scale: str) -> dict[str, Cell]:
+    """The name of every run of a recipe -> its cell."""
+    return {
+        _name(recipe, scale, group, row, columns[0]): (group, row, columns)
+        for group in recipe.groups
+        for row in recipe.rows_of(group)
+        for columns in _sharing(recipe, scale, list(recipe.columns))
+    }
+
+
+def selected(recipe: Recipe, scale: str, runs: Sequence[GridRun]) -> Selection:
+    """The part of the table that some runs fill, and sentences about rows of the scale that they do not."""
+    groups, rows = {run.group for run in runs}, {run.row for run in runs}
+    columns = {column for run in runs for column in run.columns}
+    wanted = recipe.scales[scale].rows or list(recipe.rows)
+    return Selection(
+        groups=tuple(name for name in recipe.groups if name in groups),
+        rows=tuple(name for name in recipe.rows if name in rows),
+        columns=tuple(name for name in recipe.columns if name in columns),
+        left_out=tuple(f"{name} is left out: no run of it is kept." for name in wanted if name not in rows),
+    )
+
+
 def _first_run(
     source: Source,
     recipe: Recipe,
     scale: str,
-    cell: tuple[str, str, tuple[str, ...]],
+    cell: Cell,
     overrides: Sequence[str],
     out: Path,
 ) -> GridRun:

@@ -22,6 +22,8 @@ class KeptRun(Run):
     """How a method without a server model is scored by round."""
     weights: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     """Round -> client -> its weight, where the method observed it."""
+    losses: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """Round -> client -> the loss that it told, where the method observed it."""
     sampling: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     """Teacher and student -> step -> cross-entropy, where the method observed it."""
     sent: Mapping[str, int] = field(default_factory=dict)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from scipy.sparse.linalg import LinearOperator, svds
 from sklearn.feature_extraction.text import TfidfVectorizer
 
+from fedstill.config.experiment import Experiment
 from fedstill.data import corpora, partition
 from fedstill.papers.grid import Grid
 from fedstill.papers.side_by_side import SideBySide
@@ -19,23 +20,41 @@ FEATURES = 5000
 Floats = npt.NDArray[np.float64]
 
 
+Texts = Mapping[str, Sequence[str]]
+"""Client -> its training texts."""
+
+
 def languages(grid: Grid) -> tuple[SideBySide, list[str]]:
     """For every client its texts, where they lie on two principal components, and how alike it is to the others."""
     groups, clients = [], tuple[str, ...]()
     for group in grid.selection.groups:
-        experiment = next(run.experiment for run in grid.runs if run.group == group)
-        corpus = corpora.load(experiment.corpus, experiment.labels)
-        parts = partition.split(corpus, experiment.partition, experiment.seed)
-        clients = parts.clients
-        texts = {client: [corpus.texts[row] for row in parts.train[client]] for client in clients}
+        texts = texts_of(next(run.experiment for run in grid.runs if run.group == group))
+        clients = tuple(texts)
         groups.append((group, tuple(_rows(texts))))
     headings = ("client", "texts", "component 1", "component 2", *(f"like {client}" for client in clients))
     said = "A component is mean ± standard deviation over texts; like: the cosine between the clients' mean features."
     return SideBySide(headings, tuple(groups)), [said]
 
 
-def _rows(texts: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
-    features = TfidfVectorizer(max_features=FEATURES).fit_transform([text for own in texts.values() for text in own])
+def texts_of(experiment: Experiment) -> Texts:
+    """The clients' training texts."""
+    corpus = corpora.load(experiment.corpus, experiment.labels)
+    parts = partition.split(corpus, experiment.partition, experiment.seed)
+    return {client: [corpus.texts[row] for row in parts.train[client]] for client in parts.clients}
+
+
+def clouds(texts: Texts) -> dict[str, Floats]:
+    """Where the texts of each client lie on two principal components, [texts, 2]."""
+    ends = np.cumsum([len(own) for own in texts.values()])
+    return dict(zip(texts, np.split(components(_features(texts)), ends[:-1]), strict=True))
+
+
+def _features(texts: Texts) -> Any:
+    return TfidfVectorizer(max_features=FEATURES).fit_transform([text for own in texts.values() for text in own])
+
+
+def _rows(texts: Texts) -> list[tuple[str, ...]]:
+    features = _features(texts)
     places = components(features)
     owners = np.repeat(np.arange(len(texts)), [len(own) for own in texts.values()])
     means = np.stack([np.asarray(features[owners == number].mean(axis=0)).ravel() for number in range(len(texts))])

@@ -20,7 +20,7 @@ PAGE = 110
 def partitions(grid: Grid, out: Path, console: Console) -> None:
     """Draw every partition on the terminal, as a PNG, and in the written page."""
     recipe = grid.recipe
-    notes = [*recipe.notes, *recipe.scales[grid.scale].notes]
+    notes = recipe.remarks(grid.scale)
     page = [f"# {recipe.paper}: {recipe.title}", "", *(f"- {note}" for note in notes)]
     _say(console, f"{recipe.paper}, scale {grid.scale}: {recipe.title}")
     lacking = ""

@@ -73,6 +73,8 @@ class Scale(Settings):
     """Keys that must be given on the command line at this scale -> what they are."""
     notes: list[str] = Field(default_factory=list)
     """Notes for the reader about this scale."""
+    takes: str = ""
+    """How long all of its runs take, and where."""
 
 
 class Recipe(Settings):
@@ -100,6 +102,11 @@ class Recipe(Settings):
     def is_trained(self) -> bool:
         """Whether the table is made from runs."""
         return self.table in ("scores", "curves", "communication")
+
+    def remarks(self, scale: str) -> list[str]:
+        """What a reader of the table should know."""
+        takes = self.scales[scale].takes
+        return [*self.notes, *self.scales[scale].notes, *([f"All of it takes {takes}."] if takes else [])]
 
     def rows_of(self, group: str) -> list[str]:
         """The rows of a group; all rows if the paper gives no numbers for it."""

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.files import MODELS, write_whole
+from fedstill.common.locks import at_work_in
 from fedstill.config.source import Source
 from fedstill.engines import checkpoint
 from fedstill.engines.runner import differences, stopping_on_sigterm
@@ -40,9 +41,11 @@ from fedstill.papers.side_by_side import (
 from fedstill.papers.statistics import statistics
 from fedstill.papers.work import Pace, expected, in_order
 from fedstill.plan.plan import default_workers
+from fedstill.results.drawing.draw import save
 from fedstill.results.progress import Progress
 from fedstill.results.record import Record
 from fedstill.results.runs import Run, load_runs
+from fedstill.results.watch.planned import Planned
 
 Say = Callable[[str], None]
 COUNTED: Mapping[str, Callable[[Grid], tuple[SideBySide, list[str]]]] = {
@@ -75,14 +78,16 @@ def reproduce(
         return True
     if grid.recipe.table in COUNTED:
         table, notes = COUNTED[grid.recipe.table](grid)
-        every = [*grid.recipe.notes, *grid.recipe.scales[grid.scale].notes, *notes, "Nothing was trained."]
+        every = [*grid.recipe.remarks(grid.scale), *notes, "Nothing was trained."]
         _publish(grid, [table], {"": every}, console, _Page(out / "table.md", None, as_json=as_json))
         return True
     if not force:
         _refuse_other_experiments(grid.runs)
     say(f"{grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}")
-    with stopping_on_sigterm():
-        failures = run_missing(grid, console, jobs, force, lambda run: _ended(grid, run, evidence, models))
+    with stopping_on_sigterm(), at_work_in(out):
+        plan = _planned(grid, out)
+        plan.write()
+        failures = run_missing(grid, console, jobs, force, lambda run: _ended(grid, run, evidence, models), plan)
     outcomes: Outcomes = {run.folder: failures.get(run.folder) or load_runs([run.folder])[0] for run in grid.runs}
     if not any(isinstance(outcome, Run) for outcome in outcomes.values()):
         raise FedstillError("\n".join(_reasons(grid.runs, failures)))
@@ -109,6 +114,16 @@ class _Page:
     more: Mapping[str, list[str]] = field(default_factory=dict)
     as_json: bool = False
     """Whether it is printed as JSON."""
+
+
+def _planned(grid: Grid, out: Path) -> Planned:
+    """What `fedstill watch` wants to know of the runs that have not begun."""
+    title = f"{grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}"
+    return Planned(out, title, {_place(run.folder, out): str(run) for run in grid.runs})
+
+
+def _place(folder: Path, out: Path) -> str:
+    return folder.relative_to(out).as_posix()
 
 
 def _sayer(console: Console) -> Say:
@@ -149,6 +164,7 @@ def run_missing(
     jobs: int | None = None,
     force: bool = False,
     ended: Callable[[GridRun], None] = lambda run: None,
+    plan: Planned | None = None,
 ) -> dict[Path, str]:
     """Do the runs that are not finished, and tell whoever waits for those that end well; why runs failed, by folder."""
     say = _sayer(console)
@@ -168,6 +184,9 @@ def run_missing(
                 failures[end.run.folder] = end.reason
             else:
                 ended(end.run)
+            if plan is not None:
+                failed = {_place(folder, plan.path): reason for folder, reason in failures.items()}
+                replace(plan, failed=failed, left_s=left_s, at=time.time()).write()
     return failures
 
 
@@ -259,11 +278,8 @@ def _curves(grid: Grid, outcomes: Outcomes, path: Path | None) -> tuple[SideBySi
     if path is None:
         return drawing.by_round(grid, panels), notes
     try:
-        drawing.save(
-            [*panels, *drawing.samplings(grid, outcomes)],
-            f"{grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}",
-            path,
-        )
+        title = f"{grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}"
+        save(drawing.sheet([*panels, *drawing.samplings(grid, outcomes)], title), path)
         notes = [f"Drawn in {path.name}: mean over seeds, the band is their standard deviation.", *notes]
     except FedstillError as error:  # without matplotlib the table has to do
         notes = [str(error), *notes]

@@ -196,8 +196,7 @@ def how_to_read(grid: Grid) -> list[str]:
         f"{what}, in points: mean ± sample standard deviation over seeds (number of seeds).",
         f"In brackets: the 95% interval over seeds (Student's t) of a mean or difference; needs {FEWEST_SEEDS} seeds.",
         *([alone] if grid.scale != "paper" else []),
-        *recipe.notes,
-        *recipe.scales[grid.scale].notes,
+        *recipe.remarks(grid.scale),
         *grid.selection.left_out,
     ]
 

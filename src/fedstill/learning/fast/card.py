@@ -1,8 +1,8 @@
-"""The entry to the fast path on a GPU ("the card"): phases, predictions, and several clients that learn at once.
+"""The entry to the fast path on a GPU ("the card"): phases, steps, predictions, and several clients that learn at once.
 
 A method describes the work of one client at a time. In a meeting each client's work has its own thread, and only one
-thread runs at a time. A client that reaches a phase which can be stacked waits there; when all the others wait too, or
-have finished, the waiting phases are run together.
+thread runs at a time. A client that reaches a phase or a step which can be stacked waits there; when all the others
+wait too, or have finished, what they wait for is run together.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ Losses = tuple[list[float], list[list[float]]]
 WIDEST = 16
 """The most clients in one stack: with more, matrix products do not get faster."""
 
+FEW = 4
+"""The most batches for which models that learn step by step predict together; for more, large batches are faster."""
+
 HEAR_S = 0.5
 """A signal that comes just before a thread falls asleep is heard when it wakes: not later than this."""
 
@@ -50,13 +53,69 @@ def learn(phase: Phase, targets: Tensor, loss: Any, class_weights: Tensor | None
     return together.run_all([job])[0] if guest is None else guest.wait_for(job)
 
 
+def can_step(phase: Phase, *parts: Examples) -> bool:
+    """Whether the card can take a phase's steps, on these examples."""
+    is_usual = phase.settings.optimiser == "adamw" and fast_of(phase.model).steps
+    if not is_usual or not all(_can(phase.model, part, phase.precision) for part in parts):
+        return False
+    from fedstill.learning.fast.gpu import together
+
+    return together.can_stack(phase.model)
+
+
+def step(phase: Phase, parts: Sequence[Examples], loss: Callable[..., Tensor]) -> Tensor | None:
+    """One step of a phase on the card, in a meeting together with others; None where the card cannot take it."""
+    if not can_step(phase, *parts):
+        return None
+    from fedstill.learning.fast.gpu import open, turns
+
+    turn = open.Turn(phase, parts, loss)
+    guest: _Guest | None = getattr(_here, "guest", None)
+    if guest is not None:
+        return guest.wait_for(turn)  # type: ignore[no-any-return]
+    (found,) = turns.take_all([turn])
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def gradient_norm(phase: Phase, value: Tensor) -> float | None:
+    """Inside the loss of a step that the card takes: the norm of this value's gradient; None outside of one."""
+    if not phase.is_on_card:
+        return None
+    from fedstill.learning.fast.gpu import open
+
+    place = open.is_home(phase)
+    return None if place is None else place[0].gradient_norm(place[1], value)
+
+
+def spoken(phase: Phase, data: Examples) -> Tensor | None:
+    """The logits of the data with dropout, on the CPU; None where the card cannot compute them."""
+    if not can_step(phase, data):
+        return None
+    from fedstill.learning.fast.gpu import turns
+
+    return _answer(turns.Question(phase, data, True))
+
+
 def predict(model: nn.Module, data: Examples, precision: str) -> Tensor | None:
     """The logits of the data, computed on the card, returned in fp32 on the CPU; None where the card cannot run it."""
     if not _can(model, data, precision):
         return None
-    from fedstill.learning.fast.gpu import together
+    from fedstill.learning.fast.gpu import open, together, turns
 
-    return together.predict_packed(model, data) if together.can_stack(model) else None
+    if not together.can_stack(model):
+        return None
+    if (phase := open.phase_of(model)) is not None and len(data) <= FEW * phase.settings.batch:
+        return _answer(turns.Question(phase, data, False))
+    return together.predict_packed(model, data)
+
+
+def _answer(question: Any) -> Tensor:
+    from fedstill.learning.fast.gpu import turns
+
+    guest: _Guest | None = getattr(_here, "guest", None)
+    return turns.answer_all([question])[0] if guest is None else guest.wait_for(question)
 
 
 def _can(model: nn.Module, data: Examples, precision: str) -> bool:
@@ -81,7 +140,7 @@ def meet(works: Sequence[Callable[[], T]]) -> list[T]:
         for guest in guests:
             guest.go_on()
         while waiting := [guest for guest in guests if guest.job is not None]:
-            _learn_together(waiting)
+            _work_together(waiting)
     except BaseException:  # a signal, which only the main thread hears
         for guest in sorted(guests, key=lambda guest: guest.paused.is_set()):
             guest.stop()
@@ -92,19 +151,30 @@ def meet(works: Sequence[Callable[[], T]]) -> list[T]:
     return [guest.outcome for guest in guests]
 
 
-def _learn_together(waiting: Sequence[_Guest]) -> None:
-    from fedstill.learning.fast.gpu import together
+def _work_together(waiting: Sequence[_Guest]) -> None:
+    """Do what these guests wait for; those that wait for the same kind of work do it together."""
+    from fedstill.learning.fast.gpu import open, schedule, together, turns
 
-    started = time.perf_counter()
-    found: Sequence[Losses | BaseException]
-    try:
-        found = together.run_all([guest.job for guest in waiting])
-    except Exception as error:  # nobody knows whose fault it was
-        found = [error] * len(waiting)
-    share_s = (time.perf_counter() - started) / len(waiting)
-    for guest, losses in zip(waiting, found, strict=True):
-        guest.losses = losses
-        guest.waited_s -= share_s
+    kinds: dict[type, Callable[[Any], Sequence[Any]]] = {
+        schedule.Job: together.run_all,
+        open.Turn: turns.take_all,
+        turns.Question: turns.answer_all,
+    }
+    for kind, do in kinds.items():
+        own = [guest for guest in waiting if isinstance(guest.job, kind)]
+        if not own:
+            continue
+        started = time.perf_counter()
+        found: Sequence[Any]
+        try:
+            found = do([guest.job for guest in own])
+        except Exception as error:  # nobody knows whose fault it was
+            found = [error] * len(own)
+        share_s = (time.perf_counter() - started) / len(own)
+        for guest, outcome in zip(own, found, strict=True):
+            guest.found = outcome
+            guest.waited_s -= share_s
+    for guest in waiting:
         guest.go_on()
 
 
@@ -128,7 +198,7 @@ class _Guest:
         self.work = work
         self.turn, self.paused = threading.Event(), threading.Event()
         self.job: Any = None
-        self.losses: Losses | BaseException | None = None
+        self.found: Any = None
         self.waited_s = 0.0
         self.is_stopped = False
         self.outcome: Any = None
@@ -137,7 +207,7 @@ class _Guest:
         self.thread.start()
 
     def go_on(self) -> None:
-        """Let the thread run until it waits for a phase, or ends."""
+        """Let the thread run until it waits for something, or ends."""
         self.job = None
         self.paused.clear()
         self.turn.set()
@@ -150,8 +220,8 @@ class _Guest:
         self.turn.set()
         self.thread.join()
 
-    def wait_for(self, job: Any) -> Losses:
-        """Called in the guest's thread: hand over the job and wait until it is done."""
+    def wait_for(self, job: Any) -> Any:
+        """Called in the guest's thread: hand over the job and wait until it is done; what came of it."""
         started = time.perf_counter()
         self.job = job
         self.turn.clear()
@@ -160,10 +230,9 @@ class _Guest:
         self.turn.wait()
         self.waited_s += time.perf_counter() - started
         heed_stop()
-        if isinstance(self.losses, BaseException):
-            raise self.losses
-        assert self.losses is not None
-        return self.losses
+        if isinstance(self.found, BaseException):
+            raise self.found
+        return self.found
 
     def _live(self) -> None:
         self.turn.wait()

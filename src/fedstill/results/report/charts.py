@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedstill.common.units import size_text
+from fedstill.results.drawing.ink import COLOURS
 from fedstill.results.report.answers import calibration_error
 from fedstill.results.report.board import Board
 from fedstill.results.report.series import MANY, Curves, Grid, RunSeries, fewer
@@ -15,8 +16,6 @@ from fedstill.wire.messages import SERVER
 
 Figure = dict[str, Any]
 
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
-"""Okabe and Ito's, which colour-blind people can tell apart; without yellow and black, which vanish on one ground."""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down", "pentagon", "hexagon")
 PATTERNS = ("", "/", "x", ".", "-", "+", "\\", "|")

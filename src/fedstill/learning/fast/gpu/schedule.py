@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedstill.learning.fast.anatomy import Anatomy, dissect
 from fedstill.learning.fast.gpu.packing import Packed
@@ -21,6 +21,15 @@ if TYPE_CHECKING:
     from fedstill.learning.phases import Phase
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def architecture(module: nn.Module) -> Any:
+    """Equal for models that can be stacked."""
+    anatomy = dissect(module)
+    assert anatomy is not None
+    shapes = tuple(tuple(p.shape) for p in parameters(anatomy))
+    numbers = (anatomy.heads, anatomy.activation_name, anatomy.dropout, anatomy.attention_dropout, anatomy.norm.eps)
+    return type(module), shapes, numbers, tuple(getattr(part, "p", None) for part in anatomy.head)
 
 
 @dataclass(frozen=True)
@@ -41,11 +50,7 @@ class Job:
 
     @property
     def architecture(self) -> Any:
-        """Equal for models that can be stacked."""
-        anatomy = self.anatomy
-        shapes = tuple(tuple(p.shape) for p in parameters(anatomy))
-        numbers = (anatomy.heads, anatomy.activation_name, anatomy.dropout, anatomy.attention_dropout, anatomy.norm.eps)
-        return type(self.phase.model), shapes, numbers, tuple(getattr(part, "p", None) for part in anatomy.head)
+        return architecture(self.phase.model)
 
     @cached_property
     def anatomy(self) -> Anatomy:

@@ -1,7 +1,7 @@
 """A stack: the parameters of several clients of one architecture on a GPU, and captured steps on them.
 
 A step (forward, backward, optimiser, losses) is captured as a CUDA graph, once for every possible number of tokens, and
-then replayed.
+then replayed. `Stack` is for whole phases; `OpenStack` (open.py) for phases that are taken step by step.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedstill.learning.fast.anatomy import Anatomy
 from fedstill.learning.fast.gpu.attention import Texts
+from fedstill.learning.fast.gpu.inputs import Inputs, Room, sizes_of
 from fedstill.learning.fast.gpu.kernels import NARROW, adamw, dropout_mask
 from fedstill.learning.fast.gpu.layers import (
     EmbeddingParts,
@@ -27,6 +28,10 @@ from fedstill.learning.fast.gpu.layers import (
     embed,
     embed_backward,
 )
+
+LARGE = 20_000_000
+"""A model with more numbers in its matrices keeps the card busy by itself: its clients are not stacked but run side by
+side, each on its own stream, where their batches need not have the same size."""
 
 Slot = tuple[Tensor, ...]
 """Parameters that are concatenated and stored as one."""
@@ -159,37 +164,13 @@ def through_head(anatomy: Anatomy, x: Tensor, leaves: Sequence[Tensor], seed: Te
     return x
 
 
-@dataclass
-class Inputs:
-    """The arrays that a captured step reads; the host fills them before every replay."""
-
-    ints: Tensor
-    ids: Tensor
-    positions: Tensor
-    types: Tensor
-    key_starts: Tensor
-    query_starts: Tensor
-    first: Tensor
-    rows: Tensor
-    epoch: Tensor
-    seed: Tensor
-
-
 @dataclass(frozen=True)
-class Shape:
-    """Everything that a stack's captured graphs depend on, except the number of tokens and the loss."""
+class Shape(Room):
+    """Everything that the graphs of whole phases depend on, except the number of tokens and the loss."""
 
-    clients: int
-    rows: int
-    tables: tuple[int, ...]
-    """The rows of each table: words (those that occur), positions and types."""
-    longest: int
-    classes: int
     epochs: int
     target: tuple[int, ...]
     is_class: bool
-    decay: float
-    clip: float | None
 
 
 @dataclass
@@ -205,38 +186,35 @@ MOST_GRAPHS = 128
 """The most graphs that a stack keeps: enough for at least four phases."""
 
 
-class Stack:
-    """The parameters of several clients, and the graphs of steps on them."""
+class Stacked:
+    """The parameters of several clients, and their forward and backward passes."""
 
-    def __init__(self, anatomy: Anatomy, shape: Shape, device: torch.device, lane: int = 0) -> None:
-        self.anatomy, self.shape, self.device, self.lane = anatomy, shape, device, lane
-        clients, width = shape.clients, anatomy.words.embedding_dim
+    def __init__(self, anatomy: Anatomy, room: Room, device: torch.device, lane: int = 0) -> None:
+        self.anatomy, self.room, self.device, self.lane = anatomy, room, device, lane
+        clients, width = room.clients, anatomy.words.embedding_dim
         self.numbers = numbers_of(anatomy)
         self.matrices = Group(clients, [shape_of(slot) for slot in matrices(anatomy)], True, device)
         self.vectors = Group(clients, [shape_of(slot) for slot in vectors(anatomy)], False, device)
-        self.tables = [Group(clients, [(many, width)], False, device) for many in shape.tables]
+        self.tables = [Group(clients, [(many, width)], False, device) for many in room.tables]
         self.groups = [self.matrices, self.vectors, *self.tables]
         assert self.matrices.narrow is not None
         weights, biases = self.matrices.views(self.matrices.narrow), self.vectors.views(self.vectors.master)
         dweights, self.dbiases = self.matrices.views(self.matrices.gradient), self.vectors.views(self.vectors.gradient)
-        self.layers = [
-            StackedLayer(
-                layer_parts(weights, biases, number), layer_parts(dweights, self.dbiases, number), self.numbers,
-                site=1 + 3 * number,
-            )
-            for number in range(len(anatomy.layers))
-        ]  # fmt: skip
+        self.layers, self.quiet_layers = (
+            [
+                StackedLayer(
+                    layer_parts(weights, biases, number),
+                    layer_parts(dweights, self.dbiases, number) if learns else None,
+                    self.numbers if learns else self.numbers.without_dropout(),
+                    site=1 + 3 * number,
+                )
+                for number in range(len(anatomy.layers))
+            ]
+            for learns in (True, False)
+        )
         self.embedding = self._embedding([group.master for group in self.tables], biases)
         self.dembedding = self._embedding([group.gradient for group in self.tables], self.dbiases)
         self.head = [view.detach().requires_grad_() for view in biases[2 + 8 * len(self.layers) :]]
-        self.floats = torch.zeros(clients, 4 + shape.rows, device=device)
-        self.wanted = torch.zeros(
-            clients * shape.rows, *shape.target, dtype=torch.int64 if shape.is_class else torch.float32, device=device
-        )
-        self.total = torch.zeros(clients * shape.epochs, dtype=torch.float64, device=device)
-        self.by_class = torch.zeros(clients * shape.epochs, shape.classes, 2, dtype=torch.float64, device=device)
-        self.graphs: dict[tuple[int, Hashable], tuple[Inputs, torch.cuda.CUDAGraph, object]] = {}
-        """By number of tokens and loss; a graph reads tensors that the loss holds, so the loss is kept with it."""
         self.pool: Any = None
 
     def _embedding(self, tables: Sequence[Tensor], vectors: Sequence[Tensor]) -> EmbeddingParts:
@@ -246,55 +224,97 @@ class Stack:
 
     def inputs(self, tokens: int) -> Inputs:
         """Empty inputs for a step with this number of tokens per client."""
-        sizes = sizes_of(self.shape, tokens)
+        sizes = sizes_of(self.room, tokens)
         ints = torch.zeros(sum(sizes), dtype=torch.int32, device=self.device)
         return Inputs(ints, *torch.split(ints, sizes))
 
     def texts(self, given: Inputs, last: bool) -> Texts:
         """Where the texts are; in the last layer only their first positions have queries."""
-        longest, heads, clients = self.shape.longest, self.anatomy.heads, self.shape.clients
+        longest, heads, clients = self.room.longest, self.anatomy.heads, self.room.clients
         if last:
             return Texts(given.query_starts, given.key_starts, 1, longest, heads, clients)
         return Texts(given.key_starts, given.key_starts, longest, longest, heads, clients)
 
+    def states(self, given: Inputs, learns: bool = True) -> Tensor:
+        """What the head reads, [clients, rows, width]; with `learns`, dropout is on and `back` can follow."""
+        layers, numbers = (self.layers, self.numbers) if learns else (self.quiet_layers, self.quiet_layers[0].numbers)
+        every, last = self.texts(given, False), self.texts(given, True)
+        x, kept = embed(self.embedding, given.ids, given.positions, given.types, numbers, given.seed, self.room.clients)
+        if learns:
+            self.kept = kept
+        for layer in layers[:-1]:
+            x = layer.forward(x, every, given.seed)
+        return layers[-1].forward(x, last, given.seed, given.first).float()
+
+    def back(self, given: Inputs, dstate: Tensor, dhead: Sequence[Tensor]) -> None:
+        """Write the gradients of all parameters, from those of the states and of the head."""
+        every, last = self.texts(given, False), self.texts(given, True)
+        for gradient, view in zip(dhead, self.dbiases[2 + 8 * len(self.layers) :], strict=True):
+            view.copy_(gradient)
+        dx = self.layers[-1].backward(dstate.to(NARROW), last, given.seed, given.first)
+        for layer in reversed(self.layers[:-1]):
+            dx = layer.backward(dx, every, given.seed)
+        indices = (given.ids, given.positions, given.types)
+        embed_backward(dx, self.kept, self.embedding, self.dembedding, indices, self.numbers, given.seed)
+        del self.kept
+        for group, table in zip(self.tables, tables(self.anatomy), strict=True):
+            if table.padding_idx is not None:  # never learnt
+                group.views(group.gradient)[0][:, table.padding_idx] = 0.0
+
+    def descend(self, hyper: Tensor) -> None:
+        """A step of AdamW along the gradients; `hyper` is [clients, 4], as `adamw` reads it."""
+        if self.room.clip is not None:
+            norms = [torch.linalg.vector_norm(group.gradient, dim=1, dtype=torch.float32) for group in self.groups]
+            hyper[:, 3] = (self.room.clip / (torch.stack(norms).norm(dim=0) + 1e-6)).clamp(max=1.0)
+        for group in self.groups:
+            group.step(hyper, self.room.decay)
+
+    def capture(self, *functions: Callable[[], object]) -> list[Callable[[], object]]:
+        """What replays these functions, one after the other; all were called before, which compiled their kernels."""
+        replays, side = list[Callable[[], object]](), lane(self.device, self.lane)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for function in functions:
+                graph = torch.cuda.CUDAGraph()
+                # Not `torch.cuda.graph`, which collects garbage and empties the allocator's cache every time.
+                graph.capture_begin(*([] if self.pool is None else [self.pool]))
+                function()
+                graph.capture_end()
+                self.pool = self.pool or graph.pool()
+                replays.append(graph.replay)
+        torch.cuda.current_stream().wait_stream(side)
+        return replays
+
+
+class Stack(Stacked):
+    """The graphs of whole phases' steps."""
+
+    def __init__(self, anatomy: Anatomy, shape: Shape, device: torch.device, lane: int = 0) -> None:
+        super().__init__(anatomy, shape, device, lane)
+        self.shape, clients = shape, shape.clients
+        self.floats = torch.zeros(clients, 4 + shape.rows, device=device)
+        self.wanted = torch.zeros(
+            clients * shape.rows, *shape.target, dtype=torch.int64 if shape.is_class else torch.float32, device=device
+        )
+        self.total = torch.zeros(clients * shape.epochs, dtype=torch.float64, device=device)
+        self.by_class = torch.zeros(clients * shape.epochs, shape.classes, 2, dtype=torch.float64, device=device)
+        self.graphs: dict[tuple[int, Hashable], tuple[Inputs, Callable[[], object], object]] = {}
+        """By number of tokens and loss; a graph reads tensors that the loss holds, so the loss is kept with it."""
+
     def step(self, given: Inputs, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         """One step, as it is captured."""
         clients, rows = self.shape.clients, self.shape.rows
-        every, last = self.texts(given, False), self.texts(given, True)
-        indices = (given.ids, given.positions, given.types)
-        x, kept = embed(self.embedding, *indices, self.numbers, given.seed, clients)
-        for layer in self.layers[:-1]:
-            x = layer.forward(x, every, given.seed)
-        x = self.layers[-1].forward(x, last, given.seed, given.first)
+        x = self.states(given)
         with torch.enable_grad():
-            state = x.detach().float().requires_grad_()
+            state = x.detach().requires_grad_()
             logits = through_head(self.anatomy, state, self.head, given.seed, drops=True)
             each = loss(logits.view(clients * rows, -1), self.wanted).view(clients, rows)
             weights = self.floats[:, 4:]
             value = (each * weights).sum(1) / weights.sum(1).clamp(min=1e-30)
             dstate, *dhead = torch.autograd.grad(value.sum(), [state, *self.head])
-        for gradient, view in zip(dhead, self.dbiases[2 + 8 * len(self.layers) :], strict=True):
-            view.copy_(gradient)
-        dx = self.layers[-1].backward(dstate.to(x.dtype), last, given.seed, given.first)
-        for layer in reversed(self.layers[:-1]):
-            dx = layer.backward(dx, every, given.seed)
-        embed_backward(dx, kept, self.embedding, self.dembedding, indices, self.numbers, given.seed)
-        self._hold_padding()
-        if self.shape.clip is not None:
-            self._clip(self.shape.clip)
-        for group in self.groups:
-            group.step(self.floats[:, :4], self.shape.decay)
+        self.back(given, dstate, dhead)
+        self.descend(self.floats[:, :4])
         self._count(given, each.detach(), value.detach(), weights)
-
-    def _hold_padding(self) -> None:
-        """Set the gradients of padding's embeddings to zero: they are never learnt."""
-        for group, table in zip(self.tables, tables(self.anatomy), strict=True):
-            if table.padding_idx is not None:
-                group.views(group.gradient)[0][:, table.padding_idx] = 0.0
-
-    def _clip(self, largest: float) -> None:
-        norms = [torch.linalg.vector_norm(group.gradient, dim=1, dtype=torch.float32) for group in self.groups]
-        self.floats[:, 3] = (largest / (torch.stack(norms).norm(dim=0) + 1e-6)).clamp(max=1.0)
 
     def _count(self, given: Inputs, each: Tensor, value: Tensor, weights: Tensor) -> None:
         real = (weights > 0).double()
@@ -316,19 +336,14 @@ class Stack:
         given.ints.copy_(example)
         self.floats.fill_(1.0)
         self.floats[:, 0] = 0.0  # a rate of zero
-        graph, side = torch.cuda.CUDAGraph(), lane(self.device, self.lane)
+        side = lane(self.device, self.lane)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             self.step(given, loss)  # compiles kernels and fills caches, which is not possible during a capture
-            # Not `torch.cuda.graph`, which collects garbage and empties the allocator's cache every time.
-            graph.capture_begin(*([] if self.pool is None else [self.pool]))
-            self.step(given, loss)
-            graph.capture_end()
-        torch.cuda.current_stream().wait_stream(side)
-        self.pool = self.pool or graph.pool()
+        (replay,) = self.capture(partial(self.step, given, loss))
         while len(self.graphs) >= MOST_GRAPHS:  # graphs of a loss that is new in every phase are never used again
             del self.graphs[next(iter(self.graphs))]
-        self.graphs[key] = given, graph, loss
+        self.graphs[key] = given, replay, loss
         COSTS.graphs += 1
         COSTS.seconds += time.perf_counter() - started
 
@@ -340,18 +355,6 @@ def lane(device: torch.device, number: int) -> torch.cuda.Stream:
     Two graphs captured on one stream must not run at the same time: they share a workspace.
     """
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def sizes_of(shape: Shape, tokens: int) -> list[int]:
-    """The lengths of the parts of a step's `Inputs`."""
-    every, rows = shape.clients * tokens, shape.clients * shape.rows
-    texts = shape.clients * (shape.rows + fillers(shape, tokens)) + 1
-    return [every, every, every, texts, texts, rows, rows, shape.clients, 1]
-
-
-def fillers(shape: Shape, tokens: int) -> int:
-    """How many extra texts, none longer than the longest, fill the space that a client's batch may leave unused."""
-    return -(-tokens // shape.longest)
 
 
 def loss_key(part: Any) -> Hashable:

@@ -6,7 +6,6 @@ rate and dropout, and for exactly as many steps as alone.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,31 +18,26 @@ from torch import Tensor, nn
 from fedstill.data.examples import Examples
 from fedstill.learning.fast.anatomy import dissect
 from fedstill.learning.fast.card import WIDEST, Losses, heed_stop
+from fedstill.learning.fast.gpu.inputs import rounded, step_inputs
 from fedstill.learning.fast.gpu.packing import Packed
 from fedstill.learning.fast.gpu.schedule import Job, Schedule
 from fedstill.learning.fast.gpu.stack import (
+    LARGE,
     Group,
     PackedModel,
     Shape,
     Slot,
     Stack,
-    fillers,
     lane,
     loss_key,
     matrices,
     parameters,
-    sizes_of,
     tables,
     vectors,
 )
 
-STEP, SIZES = 128, 32
-"""Tokens per client are rounded up to a multiple of STEP, or of a larger number to have at most about SIZES sizes."""
 AT_ONCE = 32
 """The most steps whose inputs are sent to the card together; the first chunks are smaller, so that it starts early."""
-LARGE = 20_000_000
-"""A model with more numbers in its matrices keeps the card busy by itself: its clients are not stacked but run side by
-side, each on its own stream, where their batches need not have the same size."""
 LANES = 6
 """The most stacks that run at the same time."""
 SPARE = 0.3
@@ -170,12 +164,11 @@ class Run:
         self.steps = max(len(schedule.rows) for schedule in schedules)
         for schedule in schedules:
             schedule.extend(self.steps)
-        step = STEP * max(1, math.ceil(self.shape.longest * self.shape.rows / (STEP * SIZES)))
-        self.sizes = -(-np.stack([schedule.tokens for schedule in schedules]).max(0) // step) * step
+        self.sizes = rounded(np.stack([schedule.tokens for schedule in schedules]).max(0), self.shape)
         self.targets = torch.cat([job.targets for job in jobs]).to(stack.device)
         offsets = np.cumsum([0, *(len(job.targets) for job in jobs)])[:-1]
         self.rows = np.stack([s.rows + start for s, start in zip(schedules, offsets, strict=True)], 1).astype(np.int32)
-        self.starts = np.stack([np.cumsum(s.lengths, 1) for s in schedules], 1)
+        self.ends = np.stack([np.cumsum(s.lengths, 1) for s in schedules], 1)
         self.seeds = np.random.default_rng(jobs[0].phase.order.initial_seed()).integers(0, 2**31, self.steps)
 
     def begin(self) -> None:
@@ -201,11 +194,11 @@ class Run:
             chunk = [self._inputs(number) for number in range(step, min(self.steps, step + min(AT_ONCE, 2 + step)))]
             parts = torch.split(_send(np.concatenate(chunk), stack.device), [len(part) for part in chunk])
             self.ints = deque(parts)
-        given, graph, _ = stack.graphs[int(self.sizes[step]), self.key]
+        given, replay, _ = stack.graphs[int(self.sizes[step]), self.key]
         given.ints.copy_(self.ints.popleft())
         stack.floats.copy_(self.floats[step])
         torch.index_select(self.targets, 0, given.rows, out=stack.wanted)
-        graph.replay()
+        replay()
 
     def end(self) -> list[Losses]:
         """Store the parameters in the clients' models; the mean losses of each by epoch, and by epoch and class."""
@@ -254,31 +247,14 @@ class Run:
 
     def _inputs(self, step: int) -> npt.NDArray[np.int32]:
         """The integers of a step's `Inputs`."""
-        shape, tokens = self.shape, int(self.sizes[step])
-        sizes = sizes_of(shape, tokens)
-        ints = np.zeros(sum(sizes), np.int32)
-        ends = np.cumsum(sizes)
-        ids, positions, types, key_starts, query_starts, first, rows, epoch, seed = (
-            ints[end - size : end] for end, size in zip(ends, sizes, strict=True)
+        batches = [
+            packed.pick(schedule.rows[step, : schedule.present[step]])
+            for schedule, packed in zip(self.schedules, self.packs, strict=True)
+        ]
+        epochs = [number * self.shape.epochs + schedule.epoch[step] for number, schedule in enumerate(self.schedules)]
+        return step_inputs(
+            self.shape, int(self.sizes[step]), batches, self.ends[step], self.rows[step], epochs, self.seeds[step]
         )
-        client = np.arange(shape.clients)[:, None]
-        for number, (schedule, packed) in enumerate(zip(self.schedules, self.packs, strict=True)):
-            chosen = schedule.rows[step, : schedule.present[step]]
-            for place, source, many in zip(
-                (ids, positions, types), packed.pick(chosen), (*shape.tables, 0), strict=False
-            ):
-                place[number * tokens : (number + 1) * tokens] = number * many
-                place[number * tokens : number * tokens + len(source)] += source
-            epoch[number] = number * shape.epochs + schedule.epoch[step]
-        inner = self.starts[step]  # where texts end
-        more = np.minimum(inner[:, -1:] + shape.longest * np.arange(1, fillers(shape, tokens) + 1), tokens)
-        key_starts[1:] = (np.concatenate([inner, more], 1) + client * tokens).ravel()
-        asking = np.minimum(np.arange(1, shape.rows + fillers(shape, tokens) + 1), shape.rows)
-        query_starts[1:] = (asking + client * shape.rows).ravel()
-        first[:] = (np.concatenate([np.zeros_like(inner[:, :1]), inner[:, :-1]], 1) + client * tokens).ravel()
-        rows[:] = self.rows[step].ravel()
-        seed[0] = self.seeds[step]
-        return ints
 
     def _losses(self) -> list[Losses]:
         shape = self.shape
