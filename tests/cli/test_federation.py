@@ -201,6 +201,14 @@ def test_leave_says_what_stays_and_forget_removes_it_but_not_the_list_of_what_le
     assert "there is no sent.jsonl in it" in capsys.readouterr().err
 
 
+def test_status_is_json_for_scripts(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedstill("federation", "init", "hospitals.yaml") == 0
+    capsys.readouterr()
+    assert fedstill("federation", "status", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["name"], told["connected"], told["job"]) == ("shops", {"books": None, "toys": None}, None)
+
+
 def test_a_job_needs_labels_and_known_sites_and_holds_no_code(here: Path) -> None:
     assert fedstill("federation", "init", "hospitals.yaml") == 0
     centre = Centre(here / "federation")
