@@ -63,7 +63,7 @@ def run(
             folder / "experiment.yaml", experiment.to_yaml().encode()
         )  # last: a folder with this file holds a run
         tell(begun(plan, None, _hosts(plan), corpus.counts))
-        for notice in corpus.notices:
+        for notice in (*corpus.notices, *experiment.turns(list(plan.clients))):
             tell(Noted(notice))
         return conduct(plan, folder, tell, None, make)
 

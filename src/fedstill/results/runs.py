@@ -60,6 +60,12 @@ class Run:
         known = complete(self._score(scores, POOLED) for scores in self.clients.values())
         return fmean(known) if known else None
 
+    @property
+    def own_mean(self) -> float | None:
+        """The mean over clients of their own models' scores, each on its own test."""
+        known = complete(self._score(scores, f"{POOLED}/{name}") for name, scores in self.clients.items())
+        return fmean(known) if known else None
+
     def domain(self, name: str) -> float | None:
         """The score on one domain's test: the server's, or that of the domain's own client."""
         split = TASKS if name == TASKS_MEAN else f"{POOLED}/{name}"
