@@ -96,9 +96,11 @@ def test_a_step_goes_where_the_model_s_own_gradient_leads(family: str) -> None:
     module, data = model(family), texts(16, pairs=family == "bert")
     before = copy.deepcopy(module)
     # AdamW's first step has every number's sign of the gradient: compare the optimiser's mean instead.
-    together().STACKS.clear()
+    from fedstill.learning.fast.gpu.stack import STACKS
+
+    STACKS.clear()
     together().run_all([job(module, data)])
-    (stack,) = together().STACKS.values()
+    (stack,) = STACKS.values()
     before.eval()
     batch = data.batch(torch.arange(16), torch.device("cuda"))
     ce(before(**batch).logits, data.labels.cuda()).mean().backward()

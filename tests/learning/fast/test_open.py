@@ -91,13 +91,13 @@ def test_who_goes_on_alone_remembers_its_moments() -> None:
 
 
 def test_a_round_later_the_same_graphs_serve_other_models() -> None:
-    from fedstill.learning.fast.gpu import turns
+    from fedstill.learning.fast.gpu.stack import STACKS
 
-    turns.OPEN.clear()
+    STACKS.clear()
     first, second = ([stepping(seed=seed) for seed in seeds] for seeds in ((0, 1), (2, 3)))
     meet([conversation(m, seed, []) for seed, m in enumerate(first)])
     kept = [p.detach().clone() for m in first for p in m.parameters()]
-    stacks = [id(stack) for group in turns.OPEN.values() for stack in group]
+    stacks = [id(stack) for stack in STACKS.values()]
     meet([conversation(m, seed, []) for seed, m in enumerate(second)])
-    assert [id(stack) for group in turns.OPEN.values() for stack in group] == stacks
+    assert [id(stack) for stack in STACKS.values()] == stacks
     assert all(torch.equal(a, p) for a, p in zip(kept, (p for m in first for p in m.parameters()), strict=True))

@@ -60,7 +60,8 @@ class OpenStack(Stacked):
         """Whether just these phases are open here, and nobody has moved their models since."""
         found = [member() if member is not None else None for member in self.members]
         return len(found) == len(phases) and all(
-            mine is phase and self._is_home(phase.model) for mine, phase in zip(found, phases, strict=True)
+            mine is phase and self.has_model(client, phase.model)
+            for client, (mine, phase) in enumerate(zip(found, phases, strict=True))
         )
 
     @property
@@ -68,17 +69,16 @@ class OpenStack(Stacked):
         """Whether no phase is open here."""
         return all(member is None or member() is None for member in self.members)
 
-    def _is_home(self, module: nn.Module) -> bool:
+    def has_model(self, client: int, module: nn.Module) -> bool:
+        """Whether this model's parameters are views of a member's."""
         anatomy = dissect(module)
-        assert anatomy is not None
-        own = self.tables[0].master.untyped_storage().data_ptr()
-        return anatomy.words.weight.untyped_storage().data_ptr() == own
+        return anatomy is not None and anatomy.words.weight.data_ptr() == self.tables[0].master[client].data_ptr()
 
     def adopt(self, phases: Sequence[Phase]) -> None:
         """Open these phases here, and make their models' parameters views; moments come along from where they were."""
         moments = [_moments(phase) for phase in phases]
-        for guest in self.guests:
-            if (module := guest()) is not None and self._is_home(module):
+        for client, guest in enumerate(self.guests):
+            if (module := guest()) is not None and self.has_model(client, module):
                 for parameter in module.parameters():
                     parameter.data = parameter.data.clone()
         self.members, self.guests = [ref(phase) for phase in phases], [ref(phase.model) for phase in phases]
@@ -91,7 +91,7 @@ class OpenStack(Stacked):
                 for view, slot in zip(group.views(group.master), slots, strict=True):
                     for part, row in zip(slot, torch.split(view[client], [len(part) for part in slot]), strict=True):
                         part.data = row
-            HOMES[phase.model] = self, client
+            HOMES[phase.model] = ref(self), client
         for group in self.groups:
             group.begin()
         for client, known in enumerate(moments):
@@ -255,25 +255,31 @@ class OpenStack(Stacked):
             here.wait_stream(side)
 
 
-HOMES: WeakKeyDictionary[nn.Module, tuple[OpenStack, int]] = WeakKeyDictionary()
+HOMES: WeakKeyDictionary[nn.Module, tuple[ref[OpenStack], int]] = WeakKeyDictionary()
+"""Where a model's phase was opened last, and its place there."""
+
+
+def place_of(module: nn.Module) -> tuple[OpenStack, int, Phase] | None:
+    """The stack where a phase of this model is open, its place there, and the phase."""
+    found = HOMES.get(module)
+    stack = found[0]() if found is not None else None
+    if found is None or stack is None:
+        return None
+    member = stack.members[found[1]] if found[1] < len(stack.members) else None
+    phase = member() if member is not None else None
+    return (stack, found[1], phase) if phase is not None and stack.has_model(found[1], module) else None
 
 
 def is_home(phase: Phase) -> tuple[OpenStack, int] | None:
     """The stack where a phase is open, and its place there."""
-    found = HOMES.get(phase.model)
-    if found is None:
-        return None
-    stack, client = found
-    member = stack.members[client] if client < len(stack.members) else None
-    return found if member is not None and member() is phase and stack._is_home(phase.model) else None
+    found = place_of(phase.model)
+    return found[:2] if found is not None and found[2] is phase else None
 
 
 def phase_of(module: nn.Module) -> Phase | None:
     """The phase that is open for this model."""
-    found = HOMES.get(module)
-    member = found[0].members[found[1]] if found is not None and found[1] < len(found[0].members) else None
-    phase = member() if member is not None else None
-    return phase if phase is not None and phase.model is module and is_home(phase) is not None else None
+    found = place_of(module)
+    return None if found is None else found[2]
 
 
 def _moments(phase: Phase) -> list[tuple[Tensor, Tensor]]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -285,6 +285,38 @@ class Stacked:
         torch.cuda.current_stream().wait_stream(side)
         return replays
 
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody is in the middle of something here."""
+        return True
+
+
+STACKS: dict[Any, Stacked] = {}
+"""Kept from phase to phase, so that graphs are captured only once for each shape; the one used last comes last."""
+SPARE = 0.3
+"""The share of the card's memory that must be free before another stack is made."""
+S = TypeVar("S", bound=Stacked)
+
+
+def kept(key: Any, device: torch.device, make: Callable[[], S]) -> S:
+    """The stack that is kept under this key, made if there is none.
+
+    While the card is nearly full, the free stack that has not been used for the longest time is deleted before.
+    """
+    stack: S | None = STACKS.pop(key, None)  # type: ignore[assignment]
+    if stack is None:
+        while _is_full(device) and (spare := next((key for key, each in STACKS.items() if each.is_free), None)):
+            del STACKS[spare]
+            torch.cuda.empty_cache()
+        stack = make()
+    STACKS[key] = stack
+    return stack
+
+
+def _is_full(device: torch.device) -> bool:
+    free, whole = torch.cuda.mem_get_info(device)
+    return free < SPARE * whole
+
 
 class Stack(Stacked):
     """The graphs of whole phases' steps."""
@@ -365,32 +397,3 @@ def loss_key(part: Any) -> Hashable:
     if isinstance(part, Tensor):
         return tuple(part.shape), *part.flatten().tolist()
     return part  # type: ignore[no-any-return]
-
-
-class PackedModel:
-    """One client's model for prediction: no dropout, no backward pass, and no graph, since batches are large."""
-
-    def __init__(self, anatomy: Anatomy) -> None:
-        self.anatomy = anatomy
-        weights = [torch.cat(slot).to(NARROW)[None] for slot in matrices(anatomy)]
-        small = [torch.cat(slot)[None] for slot in vectors(anatomy)]
-        self.numbers = numbers_of(anatomy).without_dropout()
-        self.layers = [
-            StackedLayer(layer_parts(weights, small, number), None, self.numbers, 0)
-            for number in range(len(anatomy.layers))
-        ]
-        words, positions, *types = (table.weight for table in tables(anatomy))
-        self.embedding = EmbeddingParts(words, positions, types[0] if types else None, small[0], small[1])
-        self.head = small[2 + 8 * len(self.layers) :]
-        self.seed = torch.zeros(1, dtype=torch.int32, device=words.device)
-
-    def logits(self, longest: int, ids: Tensor, positions: Tensor, types: Tensor, starts: Tensor) -> Tensor:
-        """The logits of these texts, [texts, classes]."""
-        every = Texts(starts, starts, longest, longest, self.anatomy.heads)
-        asking = torch.arange(len(starts), dtype=torch.int32, device=starts.device)
-        x, _ = embed(self.embedding, ids, positions, types, self.numbers, self.seed, 1)
-        for layer in self.layers[:-1]:
-            x = layer.forward(x, every, self.seed)
-        last = Texts(asking, starts, 1, longest, self.anatomy.heads)
-        x = self.layers[-1].forward(x, last, self.seed, starts[:-1])
-        return through_head(self.anatomy, x.float(), self.head, self.seed, drops=False)[0]

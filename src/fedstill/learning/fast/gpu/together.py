@@ -20,14 +20,15 @@ from fedstill.learning.fast.anatomy import dissect
 from fedstill.learning.fast.card import WIDEST, Losses, heed_stop
 from fedstill.learning.fast.gpu.inputs import rounded, step_inputs
 from fedstill.learning.fast.gpu.packing import Packed
+from fedstill.learning.fast.gpu.predicting import PackedModel
 from fedstill.learning.fast.gpu.schedule import Job, Schedule
 from fedstill.learning.fast.gpu.stack import (
     LARGE,
     Group,
-    PackedModel,
     Shape,
     Slot,
     Stack,
+    kept,
     lane,
     loss_key,
     matrices,
@@ -40,10 +41,6 @@ AT_ONCE = 32
 """The most steps whose inputs are sent to the card together; the first chunks are smaller, so that it starts early."""
 LANES = 6
 """The most stacks that run at the same time."""
-SPARE = 0.3
-"""The share of the card's memory that must be free before another stack is made."""
-STACKS: dict[Any, Stack] = {}
-"""Kept from phase to phase, so that graphs are captured only once for each shape."""
 
 
 def can_stack(module: nn.Module) -> bool:
@@ -120,19 +117,8 @@ def make_run(jobs: Sequence[Job], number: int = 0) -> Run:
         schedules.append(Schedule.of(job, packed, schedules[0] if schedules else None))
     shape, device = _shape(jobs, packs), jobs[0].phase.device
     key = (shape, jobs[0].architecture, device, number)
-    stack = STACKS.pop(key, None)
-    if stack is None:
-        _make_room(device)
-        stack = Stack(jobs[0].anatomy, shape, device, number)
-    STACKS[key] = stack  # put back at the end: the stack used last comes last
+    stack = kept(key, device, lambda: Stack(jobs[0].anatomy, shape, device, number))
     return Run(stack, jobs, packs, schedules)
-
-
-def _make_room(device: torch.device) -> None:
-    """While the card is nearly full, delete the stack that has not been used for the longest time."""
-    while STACKS and torch.cuda.mem_get_info(device)[0] < SPARE * torch.cuda.mem_get_info(device)[1]:
-        del STACKS[next(iter(STACKS))]
-        torch.cuda.empty_cache()
 
 
 def _shape(jobs: Sequence[Job], packs: Sequence[Packed]) -> Shape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,9 @@ from fedstill.data.examples import Examples
 from fedstill.learning.fast.anatomy import dissect
 from fedstill.learning.fast.card import WIDEST
 from fedstill.learning.fast.gpu.inputs import Room
-from fedstill.learning.fast.gpu.open import HOMES, OpenStack, Turn, is_home
+from fedstill.learning.fast.gpu.open import OpenStack, Turn, is_home
 from fedstill.learning.fast.gpu.schedule import architecture
-from fedstill.learning.fast.gpu.stack import LARGE, matrices, tables
+from fedstill.learning.fast.gpu.stack import LARGE, STACKS, kept, matrices, tables
 
 if TYPE_CHECKING:
     from fedstill.learning.phases import Phase
@@ -31,8 +32,6 @@ class Question:
     train_mode: bool
 
 
-OPEN: dict[Any, list[OpenStack]] = {}
-"""Kept from round to round, so that graphs are captured only once."""
 KINDS: WeakKeyDictionary[Phase, Any] = WeakKeyDictionary()
 
 
@@ -55,30 +54,35 @@ def answer_all(questions: Sequence[Question]) -> list[Tensor]:
         for group in _groups([questions[number].phase for number in away]):
             phases = [questions[away[number]].phase for number in group]
             home(phases, max(phase.settings.batch for phase in phases))
-        stacks: dict[int, list[int]] = {}
-        for number in numbers:
-            stacks.setdefault(id(HOMES[questions[number].phase.model][0]), []).append(number)
-        for group in stacks.values():
-            stack = HOMES[questions[group[0]].phase.model][0]
-            places = {HOMES[questions[number].phase.model][1]: number for number in group}
+        stacks: dict[int, dict[int, int]] = {}
+        homes = {number: place(questions[number].phase) for number in numbers}
+        for number, (stack, client) in homes.items():
+            stacks.setdefault(id(stack), {})[client] = number
+        for places in stacks.values():
+            stack = homes[next(iter(places.values()))][0]
             said = stack.answer({client: questions[number].data for client, number in places.items()}, train_mode)
             found |= {number: said[client] for client, number in places.items()}
     return [found[number] for number in range(len(questions))]
 
 
+def place(phase: Phase) -> tuple[OpenStack, int]:
+    """Where a phase is open that must be open."""
+    found = is_home(phase)
+    assert found is not None
+    return found
+
+
 def home(phases: Sequence[Phase], rows: int) -> OpenStack:
     """The stack where just these phases are open, with room for so many rows."""
-    known = HOMES.get(phases[0].model)
+    known = is_home(phases[0])
     if known is not None and known[0].has(phases) and rows <= known[0].room.rows:
         return known[0]
     room = _room(phases, rows)
-    stacks = OPEN.setdefault((KINDS[phases[0]], room), [])
-    stack = next((each for each in stacks if each.is_free), None)
-    if stack is None:
-        anatomy = dissect(phases[0].model)
-        assert anatomy is not None
-        stack = OpenStack(anatomy, room, phases[0].device)
-        stacks.append(stack)
+    anatomy, device = dissect(phases[0].model), phases[0].device
+    assert anatomy is not None
+    keys = (("open", KINDS[phases[0]], room, number) for number in itertools.count())
+    free = next(key for key in keys if key not in STACKS or STACKS[key].is_free)
+    stack = kept(free, device, lambda: OpenStack(anatomy, room, device))
     stack.adopt(phases)
     return stack
 
