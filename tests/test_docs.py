@@ -27,7 +27,14 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))}
 SMALL = ("clients=bow", "server=bow", "workers=1", "rounds=1", "train.epochs=1")
 """What makes a run of the examples take a second."""
-RUN = {"own_data": ("workers=1",), "quickstart": SMALL, "commands": SMALL, "report": SMALL, "choosing": ()}
+RUN = {
+    "own_data": ("workers=1",),
+    "quickstart": SMALL,
+    "commands": SMALL,
+    "report": SMALL,
+    "choosing": (),
+    "audit": SMALL,
+}
 """Pages whose commands are run, with what is added to their runs."""
 ENDS_AT_ONCE = ("--help", "--version", "--install-completion", "--show-completion")
 
@@ -169,6 +176,7 @@ def stand_in(folder: Path, page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", ["make_reviews.py"])
     exec(compile(Path("make_reviews.py").read_text(), "make_reviews.py", "exec"), {"__name__": "__main__"})
+    Path("x.yaml").write_text(Path("shops.yaml").read_text().replace("name: shops", "name: x"))
     for name, text in re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)^```$", PAGES[page], re.DOTALL | re.MULTILINE):
         Path(name).write_text(text)
     if page in ("commands", "report"):
@@ -200,6 +208,7 @@ def test_the_commands_of_a_page_do_what_it_says(
         "quickstart": ["shops.html", "labelled.csv", "by_books.csv", "runs/alone/seed-0/summary.json"],
         "own_data": ["labelled.csv", "orders-partition.png"],
         "commands": ["labelled.csv"],
+        "audit": ["runs/x/seed-0/audit.json"],
         "report": ["runs/shops/seed-0/report.html", "report.html", "shops.html"],
     }
     assert all(Path(name).exists() for name in made.get(page, []))
