@@ -180,7 +180,7 @@ def test_shells_complete_commands(shell: str) -> None:
         (["run", "shops.yaml", "corpus.label=star"], "there is no column 'star', did you mean 'stars'?"),
         (["run", "shops.yaml", "corpus.path=gone.csv"], "gone.csv does not exist"),
         (["run", "shops.yaml", "labels=[bad, good]"], "so-so"),
-        (["run", "shops.yaml", "clients=[bow, bow]"], "2 models for 3 clients (books, garden, toys)"),
+        (["run", "shops.yaml", "clients=[bow, bow, bow, bow]"], "4 models for 3 clients (books, garden, toys)"),
         (["run", "shops.yaml", "clients=bertiny"], "bertiny"),
         (["run", "shops.yaml", "partition.public=0"], "needs public samples"),
         (["run", "shops.yaml", "partition={kind: iid, clients: 500}"], "500"),

@@ -184,6 +184,9 @@ def test_leave_says_what_stays_and_forget_removes_it_but_not_the_list_of_what_le
     assert "logits F32 [9, 2], parameters (2 arrays), metrics: 1" in " ".join(shown.split())
     assert f"{job.name} 1 1 1.5 KB 4 rounds, 998.5 KB" in " ".join(shown.split())
 
+    assert fedstill("federation", "sent", str(kit), "--json") == 0
+    assert json.loads(capsys.readouterr().out) == [line]
+
     assert fedstill("federation", "leave", str(kit)) == 0
     said = capsys.readouterr().out
     assert "it was not taking part" in said
@@ -196,6 +199,14 @@ def test_leave_says_what_stays_and_forget_removes_it_but_not_the_list_of_what_le
     assert {path for path in kit.rglob("*") if path.is_file()} == before | {kit / "runs" / "sent.jsonl", mine}
     assert fedstill("federation", "sent", "nowhere") == 1
     assert "there is no sent.jsonl in it" in capsys.readouterr().err
+
+
+def test_status_is_json_for_scripts(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedstill("federation", "init", "hospitals.yaml") == 0
+    capsys.readouterr()
+    assert fedstill("federation", "status", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["name"], told["connected"], told["job"]) == ("shops", {"books": None, "toys": None}, None)
 
 
 def test_a_job_needs_labels_and_known_sites_and_holds_no_code(here: Path) -> None:

@@ -171,9 +171,20 @@ def test_one_model_serves_all_clients_and_a_list_goes_by_the_sorted_names():
     }
 
 
-def test_a_list_of_another_length_than_there_are_clients_is_refused():
-    with pytest.raises(FedstillError, match=r"clients: 2 models for 3 clients \(books, films, shoes\)"):
-        Experiment(clients=["bow", "textcnn"]).client_specs(NAMES)
+def test_models_of_a_list_shorter_than_the_clients_take_turns():
+    names = [f"c{number:02}" for number in range(16)]
+    experiment = Experiment(clients=["bow", "textcnn", "bigru", "bert-tiny"])
+    specs = experiment.client_specs(names)
+    assert [specs[name].model.name for name in names] == ["bow", "textcnn", "bigru", "bert-tiny"] * 4
+    said = "4 models take turns among 16 clients: c00 bow, c01 textcnn, c02 bigru, c03 bert-tiny, c04 bow and 11 more."
+    assert experiment.turns(names) == [said]
+    assert Experiment(clients="bow").turns(names) == []
+    assert experiment.turns(names[:4]) == []
+
+
+def test_a_list_longer_than_there_are_clients_is_refused():
+    with pytest.raises(FedstillError, match=r"clients: 4 models for 3 clients \(books, films, shoes\)"):
+        Experiment(clients=["bow"] * 4).client_specs(NAMES)
 
 
 def test_a_client_that_the_partition_does_not_know_is_named_with_the_nearest():

@@ -130,6 +130,7 @@ def test_a_finished_run_goes_on_for_more_rounds_as_if_it_had_had_them(
     assert begin_or_finish(small(), folder).folder == folder  # it is the longer experiment now
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_can_be_given_more_rounds_and_interrupted_again(
     small: Small, whole: Path, tmp_path: Path
 ) -> None:
@@ -140,6 +141,7 @@ def test_an_interrupted_run_can_be_given_more_rounds_and_interrupted_again(
     assert content(resume(tmp_path / "run").folder) == content(whole)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_large_is_not_kept_and_more_rounds_begin_again(
     small: Small, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

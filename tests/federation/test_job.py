@@ -54,6 +54,7 @@ IS_LOCAL = {
     "workers": 7,
     "device": "cpu",
     "memory": {"host": "7MiB"},
+    "report_to": ["tensorboard"],
 }
 
 

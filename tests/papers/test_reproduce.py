@@ -14,6 +14,8 @@ from rich.console import Console
 from fedstill import FedstillError, Record, run
 from fedstill.papers.grid import Grid
 from fedstill.papers.reproduce import default_jobs, reproduce
+from fedstill.results.watch.planned import Planned
+from fedstill.results.watch.state import State
 from tests.cli.test_cli import fedstill
 from tests.engines.conftest import content
 from tests.engines.test_resume import stop_after, wait_for
@@ -119,13 +121,19 @@ def test_another_experiment_in_the_folder_is_refused_until_forced(reviews: Path,
 
 def test_a_row_that_fails_is_shown_and_the_others_go_on(reviews: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    is_whole, shown = printed(tiny_grid(reviews, out, text=FAILING), out)
+    grid = tiny_grid(reviews, out, text=FAILING)
+    is_whole, shown = printed(grid, out)
     assert not is_whole
     assert "70.0 | failed" in shown
     assert "first here AdaFD" not in shown  # nobody to be first of
     assert shown.count("needs labelled rows at the server") == 1
     assert "(few-fedavg, seed 0 and 1 more)" in shown
     assert len(list(out.rglob("summary.json"))) == 4
+    planned = Planned.read(out)  # for `fedstill watch`
+    assert len(planned.runs) == 6
+    assert planned.runs["few-fedavg/seed-1"] == "few-fedavg, seed 1"
+    assert sorted(planned.failed) == ["few-fedavg/seed-0", "few-fedavg/seed-1"]
+    assert "4 finished, 2 failed of 6 runs" in planned.words([State.of(run.folder) for run in grid.runs])
 
 
 def test_nothing_but_failures_is_an_error_with_its_reason(reviews: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from fedstill.learning.metrics import METRICS, Metric, scores
 from fedstill.results.compare import compare, load_runs, to_dict
 from fedstill.results.progress import Progress
 from fedstill.results.table import render
-from tests.results.conftest import pooled_test, write_run
+from tests.results.conftest import CLIENTS, pooled_test, write_run
 
 
 def stored(folder):
@@ -100,7 +100,38 @@ def test_a_method_without_a_server_is_scored_by_its_clients(tmp_path):
     row, clients = comparison.rows[0], stored(folder)["clients"]
     assert row.overall.mean == pytest.approx(np.mean([each["test"]["f1"] for each in clients.values()]))
     assert row.domains["sports"].mean == clients["sports"]["test/sports"]["f1"]
-    assert any(note.startswith("Local has no server model") for note in comparison.notes)
+    assert any(note.startswith("* Local has no server model") for note in comparison.notes)
+    write_run(tmp_path, "LogitAvg")
+    local, other = (line for line in text_of(compare(load_runs([tmp_path]))).splitlines() if line.startswith("Lo"))
+    assert local.split()[1:4] == [f"{100 * value:.1f}*" for value in _scores_of(row)]
+    assert "*" not in other
+
+
+def test_clients_that_were_tested_on_their_own_rows_have_a_column_of_their_own(tmp_path):
+    pooled = stored(write_run(tmp_path / "other", "Local", server=False))["clients"]
+    own = {name: {f"test/{name}": scores[f"test/{name}"]} for name, scores in pooled.items()}
+    write_run(tmp_path, "Local", server=False, name="own", scores={"clients": own})
+    comparison = compare(load_runs([tmp_path / "own"]))
+    mean = np.mean([scores[f"test/{name}"]["f1"] for name, scores in own.items()])
+    assert comparison.rows[0].clients_own.mean == pytest.approx(mean)
+    lines = text_of(comparison).splitlines()
+    assert any(f" {100 * mean:.1f} " in line for line in lines if line.startswith("Local"))
+    assert any("own" in line.split() for line in lines[:2])
+    assert any(note.startswith("Own test: the mean of the clients' own models") for note in comparison.notes)
+    assert not any(note.startswith("Clients' mean") for note in comparison.notes)
+
+
+def test_at_eighty_columns_no_word_of_a_comparison_is_broken(tmp_path):
+    names = ["telecommunications", "pharmaceuticals", "entertainment", "transportation", "manufacturing"]
+    split = {f"test/{name}": {"f1": 0.5} for name in names} | {"test": {"f1": 0.5}}
+    write_run(tmp_path, "AdaFD w/ ENWC", algorithm="AdaFD", scores={"server": split, "clients": {}})
+    lines = text_of(compare(load_runs([tmp_path])), 80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert set(names) <= {word for line in lines for word in line.split()}
+
+
+def _scores_of(row):
+    return [row.overall.mean, *(row.domains[name].mean for name in CLIENTS)]
 
 
 def test_the_best_baseline_is_neither_a_papers_method_nor_the_upper_bound(tmp_path):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -24,8 +26,11 @@ from fedstill.plan.prepare import prepare
 from fedstill.results import picture as drawing
 
 
-def report(experiment: Experiment, console: Console, picture: Path | None = None) -> None:
-    """Print parties, rows, labels, parameters and the bytes of a round; write the partition's picture to a file."""
+def report(experiment: Experiment, console: Console, picture: Path | None = None) -> dict[str, Any]:
+    """Print parties, rows, labels, parameters and the bytes of a round; write the partition's picture to a file.
+
+    Returns the same for JSON.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         resolved, plan, corpus = prepare(experiment, Path(scratch))
         algorithm = resolved.method
@@ -36,9 +41,11 @@ def report(experiment: Experiment, console: Console, picture: Path | None = None
             soft_wrap=True,
             markup=False,
         )
-        for notice in corpus.notices:
+        notices = (*corpus.notices, *resolved.turns(list(plan.clients)))
+        for notice in notices:
             console.print(f"note: {notice}", style="yellow", markup=False, soft_wrap=True)
         table = Table()
+        parties: list[dict[str, Any]] = []
         for column in ("party", "model", "numbers", "rate", "train", "val", "test"):
             table.add_column(column, justify="left" if column in ("party", "model") else "right")
         parts = plan.partition
@@ -46,11 +53,13 @@ def report(experiment: Experiment, console: Console, picture: Path | None = None
         for name in plan.clients:
             client = plan.make_client(name, tell_nobody)
             hellos[name] = algorithm.hello(client, None)
-            sizes = (len(part[name]) for part in (parts.train, parts.validation, parts.test))
+            sizes = [len(part[name]) for part in (parts.train, parts.validation, parts.test)]
+            parties.append(_party(client, sizes))
             table.add_row(*map(Text, (*_model(client), *(f"{size:,}" for size in sizes))))
         if algorithm.has_server_model:
             server = plan.make_server(tell_nobody)
             table.add_row(*map(Text, _model(server)))
+            parties.append(_party(server, []))
             algorithm.admit(server)
             if "parameters" in algorithm.requires():
                 same_architecture(algorithm, server, {name: hello.architecture for name, hello in hellos.items()})
@@ -69,6 +78,23 @@ def report(experiment: Experiment, console: Console, picture: Path | None = None
             console.print(f"{task} has no test rows: it is not in the mean over tasks.", style="yellow", markup=False)
     for sentence in _sentences(plan, algorithm.cost):
         console.print(sentence, highlight=False, soft_wrap=True, markup=False)
+    return {
+        "name": resolved.name,
+        "method": algorithm.title,
+        "corpus": corpus.name,
+        "counts": corpus.counts,
+        "notes": list(notices),
+        "labels": list(plan.labels),
+        "parties": parties,
+        "rows_by_label": {
+            name: dict(zip(corpus.label_names, label_counts(corpus, rows).tolist(), strict=True))
+            for name, rows in plan.partition.train.items()
+        },
+        "public": len(plan.partition.public),
+        "rounds": plan.experiment.rounds,
+        "seed": plan.experiment.seed,
+        "cautions": [str(caution) for caution in cautions(algorithm, hellos)],
+    }
 
 
 def _picture(plan: Plan, corpus: Corpus, console: Console, path: Path | None) -> None:
@@ -82,6 +108,13 @@ def _picture(plan: Plan, corpus: Corpus, console: Console, path: Path | None) ->
             console.print(f"Picture: {path}", highlight=False, soft_wrap=True, markup=False)
         except FedstillError as error:  # the printed picture shows the same
             console.print(str(error), style="yellow", markup=False)
+
+
+def _party(party: Party, sizes: Sequence[int]) -> dict[str, Any]:
+    rows = dict(zip(("train", "validation", "test"), sizes, strict=False))
+    rate = party.spec.train.rate or party.model.rate
+    about = {"party": party.name, "model": str(party.spec.model), "parameters": party.model.parameters, "rate": rate}
+    return about | rows
 
 
 def _model(party: Party) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
+from fedstill.cli.gains import to_json
 from fedstill.cli.report import page_of
 from fedstill.common.units import size_text
 from fedstill.common.words import counted
@@ -45,10 +47,10 @@ def experiment(algorithm: Method, seed: int, full: bool) -> Experiment:
     )
 
 
-def demo(console: Console, out: Path, full: bool = False, fresh: bool = False) -> float:
+def demo(console: Console, out: Path, full: bool = False, fresh: bool = False, as_json: bool = False) -> float:
     """Run the demo's methods, print what each organisation gained, and return the gain in points of F1.
 
-    Runs that are finished are used again, unless the demo is to be `fresh`.
+    Runs that are finished are used again, unless the demo is to be `fresh`. `as_json` prints the end as JSON.
     """
     console.print(INTRODUCTION, highlight=False)
     reused = 0
@@ -67,14 +69,16 @@ def demo(console: Console, out: Path, full: bool = False, fresh: bool = False) -
     if reused:
         said = f"{counted(reused, 'run')} of an earlier demo used again; `fedstill demo --fresh` runs everything anew."
         console.print(said, style="dim", highlight=False)
-    console.print()
-    console.print(
-        render(compare(load_runs([record.folder for each in records.values() for record in each])), console.width)
-    )
+    folders = [record.folder for each in records.values() for record in each]
     prefix = "full" if full else "demo"
     gains = Gains(records[f"{prefix}-local"], records[f"{prefix}-adafd"])
+    if as_json:
+        print(json.dumps(to_json(folders) | {"gain": gains.gain}, indent=1))
+        return gains.gain
+    console.print()
+    console.print(render(compare(load_runs(folders)), console.width))
     console.print(gains.table())
-    page_of(console, [record.folder for each in records.values() for record in each], out)
+    page_of(console, folders, out)
     console.print(gains.sentences(), highlight=False)
     return gains.gain
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ console = Console()
 
 Folder = Annotated[Path, typer.Option("--folder", help="The federation's folder, made by `init`.")]
 JobName = Annotated[str | None, typer.Argument(help="A job's id, or its first characters; default: the newest job.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, once, instead of a table.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Run in the background.")]
 HERE = Path("federation")
 
@@ -128,6 +130,7 @@ def status(
     job: JobName = None,
     folder: Folder = HERE,
     once: Annotated[bool, typer.Option("--once", help="Print it once, instead of keeping it up to date.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Centre: show sites, round, score, bytes, and who is late; updated until Ctrl-C.
 
@@ -136,10 +139,13 @@ def status(
     from rich.live import Live
 
     from fedstill.federation.operate import AdminLine
-    from fedstill.federation.view import picture
+    from fedstill.federation.view import facts, picture
 
     centre = _centre(folder)
     with AdminLine(centre) as line:
+        if as_json:
+            print(json.dumps(facts(line, job), indent=1))
+            return
         if once or not console.is_terminal:
             console.print(picture(line, job), highlight=False)
             return
@@ -227,13 +233,18 @@ def join(
 def sent(
     place: Annotated[Path, typer.Argument(help="The site's kit, or the folder with its sent.jsonl.")] = Path(),
     last: Annotated[int, typer.Option(help="How many of the last answers are listed; 0: all.", min=0)] = 20,
+    as_json: Json = False,
 ) -> None:
     """Site: show everything that has left, and what is left of its budgets.
 
     Next: [bold]limits:[/] in site.yaml sets budgets of rounds, calls and bytes; see docs/federation.md.
     """
+    from fedstill.federation.budget import read_sent, sent_by
     from fedstill.federation.view import what_left
 
+    if as_json:
+        print(json.dumps(list(read_sent(sent_by(place)))[-last:], indent=1))
+        return
     console.print(what_left(place, last), highlight=False)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from fedstill.cli.report import has_bars, sparkline
 from fedstill.learning.metrics import METRICS
-from fedstill.results.compare import by_method
+from fedstill.results.compare import by_method, compare, load_runs, to_dict
 from fedstill.results.fitting import fit
 from fedstill.results.members import Member, table
 from fedstill.results.record import Record
@@ -37,6 +38,16 @@ def tell_members(console: Console, folders: Sequence[Path]) -> None:
         seed = f"seed {record.summary['seed']}: " if len(records) > 1 else ""
         style = "yellow" if any(member.is_worse_off for member in record.members) else None
         console.print(f"{seed}{record.verdict}", style=style, highlight=False, soft_wrap=True, markup=False)
+
+
+def to_json(folders: Sequence[Path]) -> dict[str, Any]:
+    """What a run's last tables say: the comparison, and for every folder what each client gained."""
+    clients = [
+        {"folder": str(folder), "verdict": record.verdict, "clients": list(record.gain())}
+        for folder in folders
+        if (record := Record(folder))
+    ]
+    return {"comparison": to_dict(compare(load_runs(folders))), "runs": clients}
 
 
 def tell_methods(console: Console, runs: Sequence[Run]) -> None:

@@ -22,6 +22,7 @@ from fedstill.cli.figure import figure
 from fedstill.cli.predict import predict
 from fedstill.cli.report import page_of, report, tell_rounds
 from fedstill.cli.show import show
+from fedstill.cli.watch import watch
 from fedstill.common.errors import FedstillError
 from fedstill.common.traces import in_words, own_frames
 from fedstill.common.trust import trusting, trusts_all
@@ -36,6 +37,7 @@ app = typer.Typer(
 console = Console()
 errors = Console(stderr=True)
 
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables; all else goes to standard error.")]
 Out = Annotated[Path | None, typer.Option(help="Where the run goes instead of runs/<name>.")]
 
 app.add_typer(federation, name="federation")
@@ -126,12 +128,13 @@ def demo(
     ] = False,
     out: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/demo"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what is finished already.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Five organisations teach each other on two CPU cores, in a few minutes; what is finished is used again."""
     from fedstill.cli.demo import demo as run_demo
 
     try:
-        run_demo(console, out, full, fresh)
+        run_demo(errors if as_json else console, out, full, fresh, as_json)
     except KeyboardInterrupt as stop:
         raise Stopped(f"Go on with: fedstill demo{' --full' if full else ''}") from stop
 
@@ -148,9 +151,10 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(help="Go on with an interrupted run, or with rounds=N for more rounds with any run.")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Run an experiment, or go on with one."""
-    from fedstill.cli.gains import tell_members
+    from fedstill.cli.gains import tell_members, to_json
     from fedstill.config.experiment import from_source
     from fedstill.engines import runner
     from fedstill.engines.ranks import command
@@ -160,10 +164,11 @@ def run(
     from fedstill.results.table import render
 
     folders = []
+    shown = errors if as_json else console
     if resume is not None:
         resume, rounds = _to_go_on(resume, experiment, overrides or [], out)
         folders.append(resume)
-        with _saying_how_to_go_on(resume, command(f"run --resume {resume}")), Progress(console) as tell:
+        with _saying_how_to_go_on(resume, command(f"run --resume {resume}")), Progress(shown) as tell:
             runner.resume(resume, tell, rounds)
     else:
         if experiment is None:
@@ -175,8 +180,12 @@ def run(
             folder = (out or Path("runs") / first.name) / f"seed-{seed}"
             folders.append(folder)
             again = "the same command" if seeds > 1 else command(f"run --resume {folder}")
-            with _saying_how_to_go_on(folder, again), Progress(console, f"seed {seed}: " if seeds > 1 else "") as tell:
+            with _saying_how_to_go_on(folder, again), Progress(shown, f"seed {seed}: " if seeds > 1 else "") as tell:
                 (runner.begin_or_finish if seeds > 1 else runner.run)(chosen, folder, force, tell)
+    if as_json:
+        page_of(errors, folders, folders[0] if len(folders) == 1 else folders[0].parent)
+        print(json.dumps(to_json(folders), indent=1))
+        return
     console.print(render(compare_runs(load_runs(folders)), console.width))
     tell_members(console, folders)
     tell_rounds(console, folders)
@@ -215,6 +224,7 @@ def reproduce(
             "--tune", help="Try the scale's `tries` on validation rows instead; the scores go to this folder."
         ),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Make a table of a paper: run what is missing and print paper | ours."""
     from fedstill.papers.evidence import Evidence, refuse_overrides
@@ -232,11 +242,13 @@ def reproduce(
     if kept is not None:
         if overrides or seeds or only or jobs or out or force or keep or models:
             raise FedstillError("--from makes the page of all lines that are kept: it takes only --scale beside it.")
-        if not reproduce_from(source, Evidence(kept, name, scale), console):
+        if not reproduce_from(source, Evidence(kept, name, scale), errors if as_json else console, as_json):
             raise typer.Exit(1)
         return
     folder = out or Path("runs") / name / (scale if tuned is None else f"{scale}-tuning")
     if tuned is not None:
+        if as_json:
+            raise FedstillError("--json: what --tune finds is in the files of its folder.")
         with _saying_how_to_go_on(folder, "the same command"):
             tune(source, name, scale, folder, tuned, console, overrides or [], only or [], jobs)
         return
@@ -246,7 +258,9 @@ def reproduce(
             raise FedstillError(f"--keep: nothing is trained for {recipe}, so there is nothing to keep.")
         refuse_overrides(grid, source)
     try:
-        is_whole = make_table(grid, folder, console, jobs, force, Evidence(keep, name, scale) if keep else None, models)
+        evidence = Evidence(keep, name, scale) if keep else None
+        shown = errors if as_json else console
+        is_whole = make_table(grid, folder, shown, jobs, force, evidence, models, as_json)
     except KeyboardInterrupt as stop:
         raise Stopped(f"Go on with the same command{', without --force' if force else ''}.") from stop
     if grid.recipe.is_trained and (drawn := of_recipe(name)) is not None:
@@ -262,6 +276,7 @@ def check(
     picture: Annotated[
         Path | None, typer.Option(help="Where the partition's picture goes instead of <name>-partition.png.")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Check an experiment and say what it would do, without training; draw which client holds which rows."""
     from fedstill.cli.check import report
@@ -272,7 +287,9 @@ def check(
     if picture is not None and not picture.parent.is_dir():
         raise FedstillError(f"--picture {picture}: there is no folder {picture.parent}.")
     checked = from_source(experiment_source(experiment, overrides or []))
-    report(checked, console, picture or Path(f"{checked.name}-partition.png"))
+    found = report(checked, errors if as_json else console, picture or Path(f"{checked.name}-partition.png"))
+    if as_json:
+        print(json.dumps(found, indent=1))
 
 
 @app.command()
@@ -290,7 +307,7 @@ def trust(
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.")],
     against: Annotated[str | None, typer.Option(help="Compare with this method instead of the best baseline.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare finished runs: F1, whether differences are significant, bytes and seconds."""
     from fedstill.cli.gains import tell_methods
@@ -310,6 +327,7 @@ def compare(
 
 app.command()(report)
 app.command()(figure)
+app.command()(watch)
 
 
 app.command()(predict)
@@ -322,7 +340,7 @@ def audit(
     stand_in: Annotated[
         str | None, typer.Option(help="The attacker's model; default: the server's if small, else bow.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Attack what the clients of a run send: who was a training row, which tokens, which shares of labels."""
     from dataclasses import asdict

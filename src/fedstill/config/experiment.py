@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -25,6 +26,7 @@ from fedstill.common.errors import FedstillError
 from fedstill.common.plugins import absolute, name_of, nearest
 from fedstill.common.settings import Settings
 from fedstill.common.units import bytes_of
+from fedstill.common.words import counted, listed
 from fedstill.config.source import Source, dump
 from fedstill.data.corpora import CorpusSpec
 from fedstill.data.partition import PartitionSpec
@@ -135,7 +137,7 @@ class Experiment(Settings):
     public: PublicSpec | None = None
     """Another corpus to take the public samples from."""
     clients: Clients = ModelSpec(name="bert-tiny")
-    """One model for all, a list (clients sorted by name), or client -> {model: ..., train: {...}}."""
+    """One model for all, a list (clients sorted by name; a short list is repeated), or client -> {model: ..., ...}."""
     server: ModelSpec = ModelSpec(name="bert-tiny")
     algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "AdaFD"})
     train: TrainSettings = TrainSettings()
@@ -166,6 +168,8 @@ class Experiment(Settings):
     memory: MemorySpec = MemorySpec()
     save_every: int = Field(1, ge=1)
     """Rounds between two checkpoints."""
+    report_to: Literal["auto"] | list[Literal["tensorboard", "wandb", "mlflow", "trackio"]] = "auto"
+    """Who is told the numbers of every round besides the record; auto: TensorBoard where it is installed."""
     wire: WireSpec = WireSpec()
     blend: str | dict[str, Any] = "auto"
     """How opinions or parameters become one: `mean` as in the papers, or one that lets no liar win: `agreement`,
@@ -314,13 +318,21 @@ class Experiment(Settings):
                     f"clients: no model is given for {', '.join(missing)}; list every client, or one model for all."
                 )
             return {name: self._client(self.clients[name]) for name in names}
-        models = self.clients if isinstance(self.clients, list) else [self.clients] * len(names)
-        if len(models) != len(names):
+        models = self.clients if isinstance(self.clients, list) else [self.clients]
+        if not 0 < len(models) <= len(names):
             raise FedstillError(
-                f"clients: {len(models)} models for {len(names)} clients ({', '.join(names)}); one for all or one each."
+                f"clients: {counted(len(models), 'model')} for {counted(len(names), 'client')} ({', '.join(names)}); "
+                "give one for all, one each, or some that take turns."
             )
         distill = _inherit(self.distill, self.train)
-        return {name: PartySpec(model, self.train, distill) for name, model in zip(names, models, strict=True)}
+        return {name: PartySpec(model, self.train, distill) for name, model in zip(names, cycle(models), strict=False)}
+
+    def turns(self, names: Sequence[str]) -> list[str]:
+        """A sentence if there are fewer models than clients, which then take turns."""
+        if not isinstance(self.clients, list) or len(self.clients) == len(names):
+            return []
+        who = listed([f"{name} {spec.model}" for name, spec in self.client_specs(names).items()], len(self.clients) + 1)
+        return [f"{counted(len(self.clients), 'model')} take turns among {len(names)} clients: {who}."]
 
     def _client(self, spec: ClientSpec) -> PartySpec:
         train = _inherit(spec.train, self.train)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -53,10 +54,15 @@ class Books:
         self.journal.write("log", [{"round": self.round, "caution": caution}])
         self.tell(Noted(f"caution: {caution}"))
 
+    def begin(self, about: Mapping[str, Any], after: int) -> None:
+        """Write what the run is about, for whoever looks at it before it is finished; `after` rounds are done."""
+        self.journal.write("log", [{"round": after, "begun": dict(about), "at": time.time()}])
+
     def write_ledger(self) -> None:
         """Write the round's bytes."""
         self.journal.write("ledger", self.ledger.lines())
 
     def write_seconds(self, active: int, seconds: Mapping[str, float]) -> None:
         """Write where a round's time went: to the log, which differs between runs of the same experiment."""
-        self.journal.write("log", [{"round": self.round, "active": active, "seconds": dict(seconds)}])
+        line = {"round": self.round, "active": active, "seconds": dict(seconds), "at": time.time()}
+        self.journal.write("log", [line])

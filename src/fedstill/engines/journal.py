@@ -10,11 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.common.errors import FedstillError
-
-try:
-    import fcntl
-except ImportError:  # Windows: two runs in one folder are not noticed there
-    fcntl = None  # type: ignore[assignment]
+from fedstill.common.locks import lock
 
 KINDS = ("metrics", "ledger", "log")
 
@@ -26,7 +22,7 @@ def held(folder: Path) -> Iterator[None]:
     A folder that is empty in the end is removed again.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    place = os.open(folder, os.O_RDONLY) if fcntl is not None else None
+    place = os.open(folder, os.O_RDONLY) if os.name != "nt" else None  # Windows opens no folders
     try:
         if place is not None:
             _lock(place, folder)
@@ -39,12 +35,8 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def _lock(file: int, folder: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise FedstillError(f"{folder} is in use: another process runs in it. Wait for it, or end it.") from error
-    except OSError:
-        return  # a file system without locks: two runs in one folder are not noticed there
+    if not lock(file):
+        raise FedstillError(f"{folder} is in use: another process runs in it. Wait for it, or end it.")
 
 
 class Journal:
@@ -52,12 +44,11 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.files = {kind: (folder / f"{kind}.jsonl").open("a", encoding="utf-8") for kind in KINDS}
-        if fcntl is not None:
-            try:
-                _lock(self.files["log"].fileno(), folder)
-            except FedstillError:
-                self.close()
-                raise
+        try:
+            _lock(self.files["log"].fileno(), folder)
+        except FedstillError:
+            self.close()
+            raise
 
     def write(self, kind: str, lines: Iterable[Mapping[str, Any]]) -> None:
         """Append lines of a kind."""

@@ -32,7 +32,8 @@ from fedstill.engines.ranks import Place
 from fedstill.engines.table import MakeEngine, maker_of, ranks_at_work
 from fedstill.plan.plan import Plan
 from fedstill.plan.prepare import changed_keys, prepare
-from fedstill.results.record import Record, write_summary
+from fedstill.results.record import Record, about, write_summary
+from fedstill.results.report_to import Reporter, chosen
 from fedstill.wire.messages import SERVER
 
 CODE = "code.json"
@@ -48,6 +49,7 @@ def run(
     """Run an experiment into a folder (`runs/<name>/seed-<n>` unless given) and return its record."""
     folder = Path(out) if out is not None else Path("runs") / experiment.name / f"seed-{experiment.seed}"
     make = maker_of(experiment.engine)
+    chosen(experiment.report_to)  # what is not installed is known before the corpus is read
     _make_room(folder, force, experiment)
     tell(Preparing(str(folder)))
     with stopping_on_sigterm(), _explaining(folder), held(folder):
@@ -61,7 +63,7 @@ def run(
             folder / "experiment.yaml", experiment.to_yaml().encode()
         )  # last: a folder with this file holds a run
         tell(begun(plan, None, _hosts(plan), corpus.counts))
-        for notice in corpus.notices:
+        for notice in (*corpus.notices, *experiment.turns(list(plan.clients))):
             tell(Noted(notice))
         return conduct(plan, folder, tell, None, make)
 
@@ -83,6 +85,7 @@ def resume(folder: str | Path, tell: Tell = tell_nobody, rounds: int | None = No
         )
     tell(Preparing(str(folder)))
     make = maker_of(experiment.engine, folder)
+    chosen(experiment.report_to)
     with stopping_on_sigterm(), _explaining(folder), held(folder):
         if rounds is not None:
             experiment = _prolong(folder, experiment, rounds, tell)
@@ -130,10 +133,13 @@ def conduct(
 ) -> Record:
     """All rounds of a plan, or those after a checkpoint, into a record, which begins with these remarks."""
     journal = Journal(folder)
+    reporter: Reporter | None = None
     try:
         journal.cut(after.offsets if after is not None else {})
+        tell = reporter = Reporter(plan, folder, after.round if after is not None else 0, tell)
         books = Books(journal, tell)
         books.enter(after.round if after is not None else 0)
+        books.begin(about(plan), after.round if after is not None else 0)
         for remark in remarks:
             books.note(SERVER, remark)
         engine = make(plan, books)
@@ -147,10 +153,13 @@ def conduct(
                 raise
             journal.offsets()
             known = [caution.cause for caution in conductor.cautions]
+            reporter.finish()
             write_summary(Record(folder), plan, dict(books.ledger.totals), conductor.seconds, known)
         finally:
             engine.close()
     finally:
+        if reporter is not None:
+            reporter.close()
         journal.close()
     checkpoint.clear(folder) if plan.experiment.engine == "flare" else checkpoint.settle(folder)
     tell(Finished(str(folder)))
@@ -180,8 +189,8 @@ def begun(plan: Plan, after: Manifest | None, hosts: str, counts: Mapping[str, i
 
 
 def _what_counts(experiment: dict[str, Any]) -> dict[str, Any]:
-    """The experiment without its engine and the folder that it is in, on which the numbers do not depend."""
-    return {key: _anywhere(value) for key, value in experiment.items() if key != "engine"}
+    """The experiment without the keys and the folder on which the numbers do not depend."""
+    return {key: _anywhere(value) for key, value in experiment.items() if key not in ("engine", "report_to")}
 
 
 def _anywhere(value: Any) -> Any:

@@ -15,7 +15,18 @@ from fedstill.common.plugins import is_own
 from fedstill.config.experiment import EXPERIMENT_NAME, Experiment, from_source
 from fedstill.config.source import Source
 
-LOCAL = ("corpus", "partition", "public", "client_tests", "measure", "engine", "workers", "device", "memory")
+LOCAL = (
+    "corpus",
+    "partition",
+    "public",
+    "client_tests",
+    "measure",
+    "engine",
+    "workers",
+    "device",
+    "memory",
+    "report_to",
+)
 """Keys of an experiment that each machine sets for itself, or that only a simulation uses."""
 
 

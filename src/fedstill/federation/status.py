@@ -61,7 +61,9 @@ class Status:
     def __call__(self, event: Event) -> None:
         with self.lock:
             self._take(event)
-            self._write(at_once=isinstance(event, Begun | RoundDone | Saving | Noted))
+            # What a site says at the end must not be skipped: there may be nothing else to tell for a long time.
+            is_answer = isinstance(event, SiteSaid) and event.state != "working"
+            self._write(at_once=is_answer or isinstance(event, Begun | RoundDone | Saving | Noted))
 
     def _take(self, event: Event) -> None:
         state = self.state
@@ -128,12 +130,14 @@ def late(sites: dict[str, Any], now: float) -> list[str]:
     return [name for name, seconds in waiting.items() if seconds > max(2 * usual, 5.0)]
 
 
-def doing(place: dict[str, Any], is_late: bool = False) -> str:
-    """What a site is doing, in a few words."""
+def doing(place: dict[str, Any], is_late: bool = False, has_steps: bool = True) -> str:
+    """What a site is doing, in a few words; how many steps it does says about how many rows it has."""
     state, progress = place.get("state", "waiting"), place.get("progress") or {}
     if state in ("asked", "working"):
         seconds = time.time() - place["since"]
         steps = f" {progress['done']}/{progress['steps']}" if {"done", "steps"} <= set(progress) else ""
+        if steps and not has_steps:
+            steps = f" {100 * progress['done'] // max(1, progress['steps'])}%"
         does = f"{progress.get('phase', place.get('what', ''))}{steps}, {seconds:.0f} s"
         return f"late: {does}" if is_late else does
     if state == "failed":

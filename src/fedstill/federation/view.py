@@ -47,6 +47,23 @@ def picture(line: AdminLine, name: str | None) -> Group:
     return Group(*lines, _sites(centre, connected, status), *notes)
 
 
+def facts(line: AdminLine, name: str | None) -> dict[str, Any]:
+    """The same for JSON: who is connected (null: nobody knows) and the job's status as the centre writes it."""
+    centre = line.centre
+    try:
+        connected: dict[str, float] | None = line.ask(lambda admin: admin.connected())
+    except FedstillError:
+        connected = None
+    sites = {site: None if connected is None else site in connected for site in centre.file.sites}
+    about = {"name": centre.file.name, "certificates_until": f"{centre.kits.good_until:%Y-%m-%d}", "connected": sites}
+    try:
+        folder = newest(centre, name)
+    except FedstillError:
+        return {**about, "job": None}
+    job = {"id": folder.name, "is_finished": Record(folder).is_finished, "status": read_status(folder)}
+    return {**about, "job": job}
+
+
 def _head(centre: Centre) -> Text:
     file, until = centre.file, centre.kits.good_until
     left = (until - datetime.now(UTC)).days
@@ -78,11 +95,12 @@ def _sites(centre: Centre, connected: dict[str, float] | None, status: dict[str,
         place = places.get(name, {})
         does = doing(place, name in slow) if is_running else ""
         style = "red" if place.get("state") == "failed" or (connected is not None and name not in connected) else None
-        table.add_row(name, _connection(name, connected), does, points(status, place), style=style)
+        table.add_row(name, connection(name, connected), does, points(status, place), style=style)
     return table
 
 
-def _connection(name: str, connected: dict[str, float] | None) -> str:
+def connection(name: str, connected: dict[str, float] | None) -> str:
+    """Whether a site is there; None: the server does not answer."""
     if connected is None:
         return "unknown"
     if name not in connected:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.files import MODELS, write_whole
+from fedstill.common.locks import at_work_in
 from fedstill.config.source import Source
 from fedstill.engines import checkpoint
 from fedstill.engines.runner import differences, stopping_on_sigterm
@@ -43,6 +45,7 @@ from fedstill.results.drawing.draw import save
 from fedstill.results.progress import Progress
 from fedstill.results.record import Record
 from fedstill.results.runs import Run, load_runs
+from fedstill.results.watch.planned import Planned
 
 Say = Callable[[str], None]
 COUNTED: Mapping[str, Callable[[Grid], tuple[SideBySide, list[str]]]] = {
@@ -60,40 +63,46 @@ def reproduce(
     force: bool = False,
     evidence: Evidence | None = None,
     models: bool = False,
+    as_json: bool = False,
 ) -> bool:
     """Finish every run of the grid and print the table; whether all runs succeeded and the table holds.
 
     With `evidence`, a line for each run is kept there as soon as it ends. Runs keep their `models` only if asked to.
+    `as_json` prints the table as JSON on standard output.
     """
     say = _sayer(console)
     if grid.recipe.table == "partitions":
+        if as_json:
+            raise FedstillError(f"--json: {grid.recipe.title} is drawn, and has no table.")
         partitions(grid, out, console)
         return True
     if grid.recipe.table in COUNTED:
         table, notes = COUNTED[grid.recipe.table](grid)
         every = [*grid.recipe.remarks(grid.scale), *notes, "Nothing was trained."]
-        _publish(grid, [table], {"": every}, console, out / "table.md")
+        _publish(grid, [table], {"": every}, console, _Page(out / "table.md", None, as_json=as_json))
         return True
     if not force:
         _refuse_other_experiments(grid.runs)
     say(f"{grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}")
-    with stopping_on_sigterm():
-        failures = run_missing(grid, console, jobs, force, lambda run: _ended(grid, run, evidence, models))
+    with stopping_on_sigterm(), at_work_in(out):
+        plan = _planned(grid, out)
+        plan.write()
+        failures = run_missing(grid, console, jobs, force, lambda run: _ended(grid, run, evidence, models), plan)
     outcomes: Outcomes = {run.folder: failures.get(run.folder) or load_runs([run.folder])[0] for run in grid.runs}
     if not any(isinstance(outcome, Run) for outcome in outcomes.values()):
         raise FedstillError("\n".join(_reasons(grid.runs, failures)))
-    holds = _present(grid, outcomes, console, _Page(out / "table.md", out / "curves.png"))
+    holds = _present(grid, outcomes, console, _Page(out / "table.md", out / "curves.png", as_json=as_json))
     if evidence is not None:
         many = keep(grid, outcomes, evidence)
         say(f"{many} lines kept in {evidence.lines}; the page: {evidence.command} --from {evidence.folder}")
     return holds and not failures
 
 
-def reproduce_from(source: Source, evidence: Evidence, console: Console) -> bool:
+def reproduce_from(source: Source, evidence: Evidence, console: Console, as_json: bool = False) -> bool:
     """Print the table and write its page from kept lines alone; whether the table holds."""
     grid, outcomes = recall(source, evidence)
     made = {"Where the numbers come from": origins(grid, outcomes, evidence)}
-    return _present(grid, outcomes, console, _Page(evidence.page, None, made))
+    return _present(grid, outcomes, console, _Page(evidence.page, None, made, as_json))
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,18 @@ class _Page:
     path: Path
     picture: Path | None
     more: Mapping[str, list[str]] = field(default_factory=dict)
+    as_json: bool = False
+    """Whether it is printed as JSON."""
+
+
+def _planned(grid: Grid, out: Path) -> Planned:
+    """What `fedstill watch` wants to know of the runs that have not begun."""
+    title = f"{grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}"
+    return Planned(out, title, {_place(run.folder, out): str(run) for run in grid.runs})
+
+
+def _place(folder: Path, out: Path) -> str:
+    return folder.relative_to(out).as_posix()
 
 
 def _sayer(console: Console) -> Say:
@@ -143,6 +164,7 @@ def run_missing(
     jobs: int | None = None,
     force: bool = False,
     ended: Callable[[GridRun], None] = lambda run: None,
+    plan: Planned | None = None,
 ) -> dict[Path, str]:
     """Do the runs that are not finished, and tell whoever waits for those that end well; why runs failed, by folder."""
     say = _sayer(console)
@@ -162,6 +184,9 @@ def run_missing(
                 failures[end.run.folder] = end.reason
             else:
                 ended(end.run)
+            if plan is not None:
+                failed = {_place(folder, plan.path): reason for folder, reason in failures.items()}
+                replace(plan, failed=failed, left_s=left_s, at=time.time()).write()
     return failures
 
 
@@ -216,15 +241,20 @@ def _present(grid: Grid, outcomes: Outcomes, console: Console, page: _Page) -> b
         tables += [shown, *([blend] if (blend := drawing.weights_by_round(grid, outcomes)) else [])]
     failures = {folder: outcome for folder, outcome in outcomes.items() if isinstance(outcome, str)}
     parts |= {"Notes of the runs": _notes(grid, outcomes), "Failed": _reasons(grid.runs, failures), **page.more}
-    _publish(grid, tables, parts, console, page.path)
+    _publish(grid, tables, parts, console, page)
     return holds
 
 
 def _publish(
-    grid: Grid, tables: Sequence[SideBySide], parts: dict[str, list[str]], console: Console, path: Path
+    grid: Grid, tables: Sequence[SideBySide], parts: dict[str, list[str]], console: Console, page: _Page
 ) -> None:
     """Print tables and remarks, and write them to a page."""
     say = _sayer(console)
+    _write(grid, tables, parts, page.path)
+    if page.as_json:
+        blocks = [{"headings": table.headings, "groups": dict(table.groups)} for table in tables]
+        print(json.dumps({"tables": blocks, "remarks": parts, "page": str(page.path)}, indent=1, ensure_ascii=False))
+        return
     for block in (block for each in tables for block in render(each, console.width)):
         console.print()
         console.print(block)
@@ -233,8 +263,7 @@ def _publish(
             say(f"\n{heading}:" if heading else "")
             for line in lines:
                 say(f"- {line}")
-    _write(grid, tables, parts, path)
-    say(f"\nWritten to {path}")
+    say(f"\nWritten to {page.path}")
 
 
 def _with_something(grid: Grid, table: SideBySide) -> SideBySide:

@@ -64,6 +64,10 @@ class MethodRow:
     bytes_down: float
     seconds: float
     difference: Difference | None = None
+    clients_own: Spread | None = None
+    """The mean over clients, each on its own test."""
+    has_server: bool = True
+    """Whether global and domains are about the server's model, and not about the clients'."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +188,8 @@ def _row(method: str, runs: Sequence[Run], domains: Sequence[str]) -> MethodRow:
         bytes_up=fmean(run.bytes_up for run in runs),
         bytes_down=fmean(run.bytes_down for run in runs),
         seconds=fmean(run.seconds for run in runs),
+        clients_own=_spread(run.own_mean for run in runs),
+        has_server=runs[0].server is not None,
     )
 
 
@@ -276,14 +282,17 @@ def _note_on_tests(
 
 def _notes_on_methods(methods: Mapping[str, Sequence[Run]]) -> list[str]:
     notes = []
-    if any(run.clients for runs in methods.values() for run in runs):
+    every = [run for runs in methods.values() for run in runs]
+    if any(run.clients_mean is not None for run in every):
         notes.append("Clients' mean: the clients' own models, each on the pooled test.")
+    if any(run.clients_mean is None and run.own_mean is not None for run in every):
+        notes.append("Own test: the mean of the clients' own models, each on its own test rows (`client_tests: own`).")
     notes.append("Bytes are those of whole messages, including greetings, headers and measurements.")
     for method, runs in methods.items():
         if runs[0].server is None:
             notes.append(
-                f"{method} has no server model: global is the mean over its clients on the pooled test, "
-                "a domain is its own client's model on that domain's test."
+                f"* {method} has no server model: global is the mean over its clients on the pooled test, "
+                "a domain is its own client's model on that domain's test. Without a star it is the server's model."
             )
         if _is_upper_bound(runs[0]):
             notes.append(f"{method} is an upper bound: it sees all private data.")

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib import metadata
@@ -76,6 +76,11 @@ class Record:
     def is_finished(self) -> bool:
         """Whether the run is finished."""
         return (self.folder / "summary.json").exists()
+
+    @cached_property
+    def so_far(self) -> dict[str, Any]:
+        """The summary; while the run is not finished, one of the rounds until now, and empty before they begin."""
+        return self.summary if self.is_finished else _so_far(self)
 
     @cached_property
     def metrics(self) -> list[Measurement]:
@@ -205,12 +210,29 @@ def write_summary(
 
     `known_causes` says what was known, before the run, to do harm.
     """
-    experiment, algorithm = plan.experiment, plan.experiment.method
+    known = about(plan)
     measured = [line for line in record.metrics if "split" in line]
-    models = {name: str(spec.model) for name, spec in {SERVER: plan.server, **plan.clients}.items()}
-    found = members(measured, models, plan.metrics[0])
-    why = causes(record.metrics, record.log, models, known_causes)
-    summary = {
+    found = members(measured, known["models"], plan.metrics[0])
+    why = causes(record.metrics, record.log, known["models"], known_causes)
+    summary = known | {
+        "scores": _scores(measured, plan.clients, plan.experiment.method.has_server_model),
+        "members": [asdict(member) for member in found],
+        "verdict": verdict(found, why) if found else None,
+        "cautions": record.cautions,
+        "best_on_validation": _best_on_validation(measured, plan.metrics[0]),
+        "notes": [f"{note} ({times}x)" if times > 1 else note for note, times in Counter(record.notes).items()],
+        "epsilon": spent(plan, record.metrics),
+        "bytes": crossed,
+        "wire": condensed(record.ledger),
+        "seconds": round(seconds, 2),
+    }
+    write_whole(record.folder / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+
+
+def about(plan: Plan) -> dict[str, Any]:
+    """The part of a summary that is known before the first round."""
+    experiment, algorithm = plan.experiment, plan.experiment.method
+    return {
         "name": experiment.name,
         "engine": experiment.engine,
         "method": algorithm.title,
@@ -221,24 +243,34 @@ def write_summary(
         "labels": list(plan.labels),
         "metrics": list(plan.metrics),
         "clients": sorted(plan.clients),
-        "models": models,
-        "scores": {
-            **({SERVER: _last(measured, SERVER)} if algorithm.has_server_model else {}),
-            "clients": {name: _last(measured, name) for name in sorted(plan.clients)},
-        },
-        "members": [asdict(member) for member in found],
-        "verdict": verdict(found, why) if found else None,
-        "cautions": record.cautions,
-        "best_on_validation": _best_on_validation(measured, plan.metrics[0]),
-        "notes": [f"{note} ({times}x)" if times > 1 else note for note, times in Counter(record.notes).items()],
-        "epsilon": spent(plan, record.metrics),
-        "bytes": crossed,
-        "wire": condensed(record.ledger),
-        "seconds": round(seconds, 2),
+        "models": {name: str(spec.model) for name, spec in {SERVER: plan.server, **plan.clients}.items()},
         "test_fingerprint": plan.test_fingerprint,
         "versions": versions(),
     }
-    write_whole(record.folder / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+
+
+def _so_far(record: Record) -> dict[str, Any]:
+    """What the log says of the run, with the last scores of every party, and costs until now."""
+    begun = [line["begun"] for line in record.log if "begun" in line]
+    if not begun:
+        return {}
+    measured = [line for line in record.metrics if "split" in line]
+    has_server = any(line["party"] == SERVER for line in measured)
+    crossed = Counter({"up": 0, "down": 0})
+    for line in record.ledger:
+        crossed[line["direction"]] += line["encoded"] * line["recipients"]
+    return dict(begun[-1]) | {
+        "scores": _scores(measured, begun[-1]["clients"], has_server),
+        "bytes": dict(crossed),
+        "seconds": sum(line["seconds"].get("total", 0.0) for line in record.log if "seconds" in line),
+    }
+
+
+def _scores(measured: list[Measurement], clients: Iterable[str], has_server: bool) -> dict[str, Any]:
+    return {
+        **({SERVER: _last(measured, SERVER)} if has_server else {}),
+        "clients": {name: _last(measured, name) for name in sorted(clients)},
+    }
 
 
 def versions() -> dict[str, str]:

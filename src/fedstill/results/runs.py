@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -59,6 +60,12 @@ class Run:
         known = complete(self._score(scores, POOLED) for scores in self.clients.values())
         return fmean(known) if known else None
 
+    @property
+    def own_mean(self) -> float | None:
+        """The mean over clients of their own models' scores, each on its own test."""
+        known = complete(self._score(scores, f"{POOLED}/{name}") for name, scores in self.clients.items())
+        return fmean(known) if known else None
+
     def domain(self, name: str) -> float | None:
         """The score on one domain's test: the server's, or that of the domain's own client."""
         split = TASKS if name == TASKS_MEAN else f"{POOLED}/{name}"
@@ -93,7 +100,7 @@ def load_runs(paths: Sequence[Path]) -> Runs:
     for path in paths:
         if not path.is_dir():
             raise FedstillError(f"{path} is not a folder: give run folders, such as runs/<name> or runs/<name>/seed-0")
-        for folder in _run_folders(path) or [path]:
+        for folder in run_folders(path) or [path]:
             kind = finished if (folder / "summary.json").is_file() else skipped
             kind.setdefault(folder.resolve(), folder)
     if not finished:
@@ -102,7 +109,7 @@ def load_runs(paths: Sequence[Path]) -> Runs:
             f"no finished run: looked in {looked} for summary.json, which is written when a run ends. "
             "Finish one with `fedstill run --resume DIR`, or start one with `fedstill run EXPERIMENT.yaml`."
         )
-    return Runs((_load_run(folder) for folder in finished.values()), skipped.values())
+    return Runs((load_run(folder) for folder in finished.values()), skipped.values())
 
 
 def predictions(run: Run) -> tuple[Integers, list[Integers]]:
@@ -133,19 +140,27 @@ def complete(values: Iterable[float | None]) -> list[float]:
     return known if len(known) == len(every) else []
 
 
-def _run_folders(path: Path, depth: int = 0) -> list[Path]:
-    if (path / "summary.json").is_file() or path.name.startswith("seed-"):
+def run_folders(path: Path, depth: int = 0) -> list[Path]:
+    """The folders of runs at or below a path, finished or not."""
+    if path.name.startswith("seed-") or is_run(path):
         return [path]
-    if depth == DEEPEST:
+    if depth == DEEPEST or not path.is_dir():
         return []
     inside = sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
-    return [folder for child in inside for folder in _run_folders(child, depth + 1)]
+    return [folder for child in inside for folder in run_folders(child, depth + 1)]
 
 
-def _load_run(folder: Path) -> Run:
+def is_run(folder: Path) -> bool:
+    """Whether a run is finished in this folder, or was begun: the experiment alone may be anybody's file."""
+    begun = [name for name in ("experiment.yaml", "log.jsonl") if (folder / name).is_file()]
+    return len(begun) == 2 or (folder / "summary.json").is_file()
+
+
+def load_run(folder: Path, so_far: Mapping[str, Any] | None = None) -> Run:
+    """A finished run; or, from what is known of it so far, one that is not."""
     path = folder / "summary.json"
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
+        summary = json.loads(path.read_text(encoding="utf-8")) if so_far is None else so_far
         return Run(
             folder=folder,
             # A federation's run and its simulation have the same name; in a table they are two methods.

@@ -70,13 +70,21 @@ def _blocks(comparison: Comparison, columns: Sequence[TableColumn], width: int) 
 
 
 def _score_columns(comparison: Comparison, between: str) -> list[TableColumn]:
-    def domain(name: str) -> TableColumn:
-        return name, lambda row: _points(row.domains[name], between)
+    def marked(row: MethodRow, spread: Spread | None) -> str:
+        return _points(spread, between) + ("" if row.has_server or spread is None else "*")
 
+    def domain(name: str) -> TableColumn:
+        return name, lambda row: marked(row, row.domains[name])
+
+    is_pooled = any(row.clients_mean is not None for row in comparison.rows)
+    is_own = any(row.clients_mean is None and row.clients_own is not None for row in comparison.rows)
+    mean: TableColumn = ("clients'\nmean", lambda row: _points(row.clients_mean, between))
+    own: TableColumn = ("own\ntest", lambda row: _points(row.clients_own, between))
     return [
-        ("global", lambda row: _points(row.overall, between)),
+        ("global", lambda row: marked(row, row.overall)),
         *(domain(name) for name in comparison.domains if len(comparison.domains) <= MANY),
-        ("clients'\nmean", lambda row: _points(row.clients_mean, between)),
+        *([mean] if is_pooled or not is_own else []),
+        *([own] if is_own else []),
     ]
 
 

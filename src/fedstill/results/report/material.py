@@ -44,7 +44,7 @@ class Material:
     @classmethod
     def of(cls, record: Record, read: ReadCorpus = load) -> Material:
         """What may be used of a run."""
-        engine = str(record.summary.get("engine") or "unknown")
+        engine = str(record.so_far.get("engine") or "unknown")
         if engine not in SIMULATIONS:
             return cls(engine)
         path = record.folder / "experiment.yaml"
@@ -87,7 +87,7 @@ def _corpus(record: Record, settings: Mapping[str, Any], read: ReadCorpus) -> tu
         corpus = read(spec, settings.get("labels"))
     except (FedstillError, OSError, ValueError, ImportError) as error:
         return None, str(error)
-    tested = next((one for name in (SERVER, *record.summary["clients"]) if (one := answers(record.folder, name))), None)
+    tested = next((one for name in (SERVER, *record.so_far["clients"]) if (one := answers(record.folder, name))), None)
     is_same = tested is None or (
         tested.rows.max(initial=-1) < len(corpus) and np.array_equal(corpus.labels[tested.rows], tested.labels)
     )

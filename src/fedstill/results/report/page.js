@@ -2,7 +2,7 @@
 (() => {
   const root = document.documentElement;
   const nonce = document.currentScript.nonce;
-  const figures = JSON.parse(document.getElementById("figures").textContent);
+  let figures = JSON.parse(document.getElementById("figures").textContent);
   const drawn = new Set();
   const PAPER_WIDTH = 660; // pixels that fit on A4 and on letter paper
   let isPrinting = false;
@@ -45,6 +45,7 @@
       xaxis: { ...axis, ...layout.xaxis },
       yaxis: { ...axis, ...layout.yaxis },
       height: heightOf(place),
+      uirevision: "same", // new numbers leave the reader's zoom as it is
       ...(isPrinting ? { width: PAPER_WIDTH, autosize: false } : { autosize: true }),
     };
     return [data, base, { responsive: true, displayModeBar: false }];
@@ -63,7 +64,10 @@
     root.dataset.ready = "yes";
   };
   const save = (place) => Plotly.downloadImage(place, { format: "png", scale: 2, filename: place.dataset.file, width: 900, height: heightOf(place) });
-  for (const each of document.querySelectorAll("button.save")) each.addEventListener("click", () => save(each.closest("figure").querySelector(".chart")));
+  document.addEventListener("click", ({ target }) => {
+    if (target.closest("button.save")) save(target.closest("figure").querySelector(".chart"));
+    if (target.closest(".sortable th button")) sort(target.closest("th"));
+  });
   const start = async () => {
     const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (letter) => letter.charCodeAt(0));
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
@@ -72,7 +76,7 @@
     code.textContent = await new Response(stream).text();
     document.head.append(code);
     await drawVisible();
-    for (const run of document.querySelectorAll("details.run")) run.addEventListener("toggle", drawVisible);
+    document.addEventListener("toggle", ({ target }) => { if (target.matches("details.run")) drawVisible(); }, true);
   };
 
   // Paper: light, and as wide as the sheet.
@@ -110,10 +114,85 @@
     });
     body.append(...rows);
   };
-  for (const each of document.querySelectorAll(".sortable th button")) each.addEventListener("click", () => sort(each.closest("th")));
+
+  // A page that follows runs asks how they stand, and fetches what is new; what the reader has done to it stays.
+
+  const live = document.getElementById("live");
+  const headingOf = (place) => place.querySelector("h1, h2, h3, h4, h5, summary, caption")?.textContent || place.textContent;
+  const keyOf = (place) => `${place.closest("details.run")?.dataset.key || place.closest("section")?.firstElementChild.id || ""}/${place.tagName}/${place.dataset.key || headingOf(place)}`;
+  const keyed = (places) => {
+    const found = new Map();
+    for (const place of places) {
+      let key = keyOf(place);
+      while (found.has(key)) key += "+";
+      found.set(key, place);
+    }
+    return found;
+  };
+  const kept = (selector, within = document) => keyed(within.querySelectorAll(`main ${selector}`));
+  const swap = (fresh) => {
+    const open = kept("details");
+    const tables = kept("table.sortable");
+    const charts = kept("figure");
+    const [seen, top] = [...kept("h2, main figure, main details.run, main section")].map(([key, place]) => [key, place.getBoundingClientRect().top]).find(([, top]) => top >= 0) || [];
+    const [focused] = [...kept("button, main summary, main [tabindex]")].find(([, place]) => place === document.activeElement) || [];
+    figures = JSON.parse(fresh.getElementById("figures").textContent);
+    for (const [key, place] of kept("details", fresh)) if (open.has(key)) place.open = open.get(key).open;
+    for (const [key, figure] of kept("figure", fresh)) {
+      const before = charts.get(key)?.querySelector(".chart");
+      if (!before || !drawn.has(before)) continue;
+      const place = figure.querySelector(".chart"); // the drawing goes on in its new place, with the reader's zoom
+      before.id = place.id;
+      before.setAttribute("aria-label", place.getAttribute("aria-label"));
+      place.replaceWith(before);
+    }
+    for (const selector of ["header h1", "header p", "nav", "main"]) document.querySelector(selector).replaceWith(fresh.querySelector(selector));
+    for (const place of drawn) if (!place.isConnected) { Plotly.purge(place); drawn.delete(place); }
+    for (const [key, table] of kept("table.sortable")) {
+      const sorted = tables.get(key)?.querySelector("th[aria-sort]");
+      if (!sorted) continue;
+      const heading = [...table.querySelectorAll("th")].find((one) => one.textContent === sorted.textContent);
+      while (heading && heading.getAttribute("aria-sort") !== sorted.getAttribute("aria-sort")) sort(heading);
+    }
+    document.title = fresh.title;
+    for (const place of drawn) { place.style.height = `${heightOf(place)}px`; Plotly.react(place, ...parts(place)); }
+    drawVisible();
+    const now = seen && kept("h2, main figure, main details.run, main section").get(seen);
+    if (now) window.scrollBy({ top: now.getBoundingClientRect().top - top, behavior: "instant" });
+    if (focused) kept("button, main summary, main [tabindex]").get(focused)?.focus({ preventScroll: true });
+  };
+  const say = (id, words) => { const place = document.getElementById(id); if (place.textContent !== words) place.textContent = words; };
+  const ask = async (path) => {
+    const answer = await fetch(path, { cache: "no-store" });
+    if (!answer.ok) throw new Error(await answer.text());
+    return answer;
+  };
+  const follow = async () => {
+    let wait = 2;
+    try {
+      const news = await (await ask("news")).json();
+      wait = news.wait_s;
+      if (news.stamp !== live.dataset.stamp) {
+        const fresh = new DOMParser().parseFromString(await (await ask("part")).text(), "text/html");
+        swap(fresh);
+        live.dataset.stamp = fresh.getElementById("live").dataset.stamp;
+      } else {
+        const panels = document.getElementById("panels");
+        if (panels.dataset.shown !== news.panels) panels.innerHTML = panels.dataset.shown = news.panels;
+      }
+      say("live-words", news.words);
+      say("live-left", news.left);
+      live.classList.remove("away");
+    } catch (problem) {
+      live.classList.add("away");
+      say("live-words", "fedstill watch does not answer: start it again, and this page goes on");
+      say("live-left", "");
+    }
+    setTimeout(follow, 1000 * wait);
+  };
 
   repaint();
-  start().catch((problem) => {
+  start().then(() => live && follow(), (problem) => {
     document.getElementById("no-charts").hidden = false;
     console.warn(problem);
   });

@@ -7,8 +7,10 @@ import gzip
 import hashlib
 import json
 import math
+import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from fedstill.results.compare import Difference, MethodRow, Spread
 from fedstill.results.report.board import Board, boards
 from fedstill.results.report.charts import Chart, board_charts, run_charts
 from fedstill.results.report.material import reading_once
-from fedstill.results.report.series import series
+from fedstill.results.report.series import RunSeries, series
 from fedstill.results.runs import Run, Runs, load_runs
 from fedstill.results.significance import p_text
 
@@ -30,6 +32,30 @@ MANY_DOMAINS = 8
 """With more domains than this, the leaderboard has no column for each."""
 TEMPLATES = ("hovertemplate", "texttemplate")
 """Keys of figures whose values are ours and hold Plotly's markup; every other text is shown as it is."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A table of what goes on now: runs, or the sites of a federation."""
+
+    title: str
+    heading: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    says: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Live:
+    """What a page that follows runs shows beside them."""
+
+    title: str
+    stamp: str
+    """Of the runs as the page shows them."""
+    words: str
+    """How they stand."""
+    left: str = ""
+    """About how long they still take."""
+    panels: tuple[Panel, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,7 +76,7 @@ def write_page(paths: Sequence[Path], out: Path | None = None, has_texts: bool =
 def is_available() -> bool:
     """Whether the packages that pages are made with are installed."""
     try:
-        _packages()
+        packages()
     except FedstillError:
         return False
     return True
@@ -58,32 +84,64 @@ def is_available() -> bool:
 
 def page(runs: Runs, has_texts: bool = True) -> str:
     """The page of finished runs: of one, or of several compared and one after the other."""
-    jinja2, plotly = _packages()
     read = reading_once()
-    shown = [series(run, read, _alone(run, runs), has_texts) for run in runs]
+    shown = [series(run, read, alone(run, runs), has_texts) for run in runs]
+    return render(shown, boards(shown), [f"{folder} is not finished" for folder in runs.skipped])
+
+
+def render(
+    shown: Sequence[RunSeries],
+    compared: Sequence[Board],
+    left_out: Sequence[str] = (),
+    live: Live | None = None,
+    is_whole: bool = True,
+) -> str:
+    """The page of runs and comparisons; with `live` it follows them. Not whole: only what changes of an open page."""
+    jinja2, plotly = packages()
     figures = _Figures()
     context = {
         "runs": [(run, figures.of(run_charts(run))) for run in shown],
-        "boards": [(board, _leaderboard(board), figures.of({"": board_charts(board)})[""]) for board in boards(shown)],
-        "skipped": [str(folder) for folder in runs.skipped],
+        "boards": [(board, _leaderboard(board), figures.of({"": board_charts(board)})[""]) for board in compared],
+        "left_out": left_out,
+        "live": live,
         "version": VERSION,
         "size_text": size_text,
         "points": lambda value: "–" if value is None else f"{100 * value:.1f}",
     }
     data = json.dumps(figures.plain, allow_nan=False, separators=(",", ":"))
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    html: str = environment.get_template("page.html").render(
-        context,
-        # Inside a script element only "</" and "<!--" mean something; in JSON, < may be written as an escape.
-        data=data.replace("<", "\\u003c"),
-        nonce=hashlib.sha256(data.encode()).hexdigest()[:24],
-        style=(HERE / "page.css").read_text(encoding="utf-8"),
-        script=(HERE / "page.js").read_text(encoding="utf-8"),
-        plotly=base64.b64encode(gzip.compress(plotly.get_plotlyjs().encode(), 6, mtime=0)).decode(),
+    html: str = (
+        _environment(jinja2)
+        .get_template("page.html")
+        .render(
+            context,
+            # Inside a script element only "</" and "<!--" mean something; in JSON, < may be written as an escape.
+            data=data.replace("<", "\\u003c"),
+            nonce=hashlib.sha256(data.encode()).hexdigest()[:24] if live is None else secrets.token_hex(12),
+            style=(HERE / "page.css").read_text(encoding="utf-8") if is_whole else "",
+            script=(HERE / "page.js").read_text(encoding="utf-8") if is_whole else "",
+            plotly=_packed(plotly.get_plotlyjs()) if is_whole else "",
+        )
     )
     return html.lstrip()
+
+
+def render_panels(panels: Sequence[Panel]) -> str:
+    """The panels alone, as they stand on the page."""
+    module = _environment(packages()[0]).get_template("page.html").make_module({"live": None, "runs": [], "boards": []})
+    html: str = module.panels(panels)
+    return html
+
+
+@cache
+def _environment(jinja2: Any) -> Any:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+
+
+@cache
+def _packed(script: str) -> str:
+    return base64.b64encode(gzip.compress(script.encode(), 6, mtime=0)).decode()
 
 
 class _Figures:
@@ -116,7 +174,7 @@ def plain(value: Any, key: str = "") -> Any:
     return value
 
 
-def _alone(run: Run, runs: Sequence[Run]) -> Run | None:
+def alone(run: Run, runs: Sequence[Run]) -> Run | None:
     """The run of the same seed and test in which every client works alone."""
     return next(
         (
@@ -178,7 +236,7 @@ def _difference(found: Difference | None) -> Cell:
     return Cell(f"{100 * found.mean:+.1f} ({said})", found.mean)
 
 
-def _packages() -> tuple[Any, Any]:
+def packages() -> tuple[Any, Any]:
     try:
         import jinja2
         import plotly.offline

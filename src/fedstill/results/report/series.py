@@ -26,6 +26,8 @@ MANY = 10
 
 Curves = dict[str, dict[int, float]]
 """Name -> round -> value."""
+Lines = Sequence[Mapping[str, Any]]
+"""Of one of the record's files."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class RunSeries:
     reliability: tuple[Bin, ...] = ()
     answered_by: str = ""
     disagreements: tuple[Disagreement, ...] = ()
+    is_finished: bool = True
     missing: dict[str, str] = field(default_factory=dict)
     """Part of the page -> why it is not there."""
 
@@ -95,7 +98,7 @@ class RunSeries:
 
 
 def series(run: Run, read: ReadCorpus = load, alone: Run | None = None, has_texts: bool = True) -> RunSeries:
-    """A finished run; `alone` is the run of the same seed in which nobody learns from anybody, if there is one."""
+    """A run, finished or so far; `alone` is the run of the same seed in which everybody works alone, if any."""
     record = Record(run.folder)
     material = Material.of(record, read)
     measured = [line for line in record.metrics if "split" in line and run.metric in line]
@@ -104,19 +107,19 @@ def series(run: Run, read: ReadCorpus = load, alone: Run | None = None, has_text
     is_of_tasks = material.corpus is not None and material.corpus.label_tasks is not None
     return RunSeries(
         run=run,
-        rounds=int(record.summary.get("rounds", 0)),
-        epsilon=max((record.summary.get("epsilon") or {}).get("spent", {}).values(), default=None),
+        rounds=int(record.so_far.get("rounds", 0)),
+        epsilon=max((record.so_far.get("epsilon") or {}).get("spent", {}).values(), default=None),
         facts=words.facts(run, record, material),
-        parties=_parties(run, record.summary.get("models", {}), material.parts),
+        parties=_parties(run, record.so_far.get("models", {}), material.parts),
         scores=_scores([line for line in measured if line["split"] == POOLED], run.metric),
-        by_domain=_by_domain(measured, run),
-        losses=_losses(record),
-        spent=_spent(record),
+        by_domain=by_domain(measured, run.metric, run.server is not None),
+        losses=losses(record.metrics),
+        spent=spent(record.metrics),
         weights=_weights(record),
-        bytes=_bytes(record),
-        seconds=_seconds(record),
-        members=tuple(record.members),
-        verdict=record.verdict,
+        bytes=bytes_sent(record.ledger),
+        seconds=seconds_spent(record.log),
+        members=tuple(record.members) if record.is_finished else (),
+        verdict=record.so_far.get("verdict"),
         server_by_domain=_server_by_domain(run),
         remarks=words.remarks(record, material),
         repeat=words.repeat(run, record, material),
@@ -127,7 +130,8 @@ def series(run: Run, read: ReadCorpus = load, alone: Run | None = None, has_text
         reliability=() if is_of_tasks else tuple(reliability(shown)),
         answered_by=SERVER if SERVER in found else "all clients together",
         disagreements=_disagreements(found, alone, material, run) if has_texts else (),
-        missing=_missing(material, has_answers=bool(found), has_texts=has_texts),
+        is_finished=record.is_finished,
+        missing=_missing(material, has_answers=bool(found), has_texts=has_texts) if record.is_finished else {},
     )
 
 
@@ -158,10 +162,10 @@ def fewer(curves: Curves, kept: Sequence[str] = (SERVER,)) -> Curves:
     return {name: curve for name, curve in curves.items() if name in kept} | few
 
 
-def _spent(record: Record) -> Curves:
+def spent(metrics: Lines) -> Curves:
     """The epsilon that every client had spent after each round."""
     curves: Curves = {}
-    for line in record.metrics:
+    for line in metrics:
         if line.get("observation") == EPSILON:
             curves.setdefault(line["party"], {})[line["round"]] = float(line["values"]["spent"])
     return curves
@@ -231,33 +235,34 @@ def _headline(run: Run, scores: Curves) -> dict[int, float]:
     return scores.get(SERVER, {}) if run.server is not None else mean_of(scores.values())
 
 
-def _scores(measured: Sequence[Mapping[str, Any]], metric: str) -> Curves:
+def _scores(measured: Lines, metric: str) -> Curves:
     """Every party's score at the end of each round in which it was measured, the server first."""
-    return _last_stage(measured, metric, lambda line: str(line["party"]))
+    return last_stage(measured, metric, lambda line: str(line["party"]))
 
 
-def _by_domain(measured: Sequence[Mapping[str, Any]], run: Run) -> Curves:
+def by_domain(measured: Lines, metric: str, has_server: bool) -> Curves:
     """The server's score on every domain; without a server model, each client's on its own."""
 
     def is_shown(line: Mapping[str, Any]) -> bool:
         kind, _, domain = str(line["split"]).partition("/")
-        return kind == POOLED and bool(domain) and str(line["party"]) == (SERVER if run.server is not None else domain)
+        return kind == POOLED and bool(domain) and str(line["party"]) == (SERVER if has_server else domain)
 
     shown = [line for line in measured if is_shown(line)]
-    return _last_stage(shown, run.metric, lambda line: line["split"].partition("/")[2])
+    return last_stage(shown, metric, lambda line: line["split"].partition("/")[2])
 
 
-def _last_stage(lines: Sequence[Mapping[str, Any]], metric: str, name: Callable[[Mapping[str, Any]], str]) -> Curves:
+def last_stage(lines: Lines, metric: str, name: Callable[[Mapping[str, Any]], str]) -> Curves:
+    """Scores by name, at the end of each round; the server first."""
     curves: Curves = {}
     for line in sorted(lines, key=lambda line: (line["round"], STAGES.index(line["stage"]))):
         curves.setdefault(name(line), {})[line["round"]] = float(line[metric])
     return {key: curves[key] for key in sorted(curves, key=lambda key: (key != SERVER, key))}
 
 
-def _losses(record: Record) -> Curves:
+def losses(metrics: Lines) -> Curves:
     """What the method observed of losses: the clients' (AdaFD), or teacher's and student's."""
     curves: Curves = {}
-    for line in record.metrics:
+    for line in metrics:
         if line.get("observation") == "losses":
             for name, value in line["values"].items():
                 curves.setdefault(name, {})[line["round"]] = float(value)
@@ -281,10 +286,10 @@ def _weights(record: Record) -> Grid | None:
     )
 
 
-def _bytes(record: Record) -> Curves:
+def bytes_sent(ledger: Lines) -> Curves:
     """Bytes on the wire by direction and message, for all recipients."""
     curves: Curves = {}
-    for line in record.ledger:
+    for line in ledger:
         message = "requests" if line["message"] == "NoneType" else line["message"]
         curve = curves.setdefault(f"{line['direction']}: {message}", {})
         curve[line["round"]] = curve.get(line["round"], 0.0) + line["encoded"] * line["recipients"]
@@ -294,9 +299,9 @@ def _bytes(record: Record) -> Curves:
 PARTS = {"phases": "training and predicting", "state": "models to and from memory", "rest": "everything else"}
 
 
-def _seconds(record: Record) -> Curves:
+def seconds_spent(log: Lines) -> Curves:
     """Where the time of a round went."""
-    timed = {line["round"]: line["seconds"] for line in record.log if "seconds" in line}
+    timed = {line["round"]: line["seconds"] for line in log if "seconds" in line}
     return {
         meaning: {number: float(spent[part]) for number, spent in timed.items() if part in spent}
         for part, meaning in PARTS.items()

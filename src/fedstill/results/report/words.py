@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedstill.common.units import size_text
+from fedstill.results.privacy import in_words
 from fedstill.results.record import Record
 from fedstill.results.report.material import Material
 from fedstill.results.runs import Run
 
 HASHED = ("experiment.yaml", "partition.safetensors", "metrics.jsonl", "ledger.jsonl")
+"""The last two are whole when the run is finished."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Remark:
 
 def facts(run: Run, record: Record, material: Material) -> dict[str, str]:
     """What was trained, by name; what is not known is left out."""
-    summary, parts = record.summary, material.parts
+    summary, parts = record.so_far, material.parts
     corpus, partition = (material.settings.get(key) or {} for key in ("corpus", "partition"))
     known = {
         "Experiment": run.name,
@@ -37,7 +39,7 @@ def facts(run: Run, record: Record, material: Material) -> dict[str, str]:
         "Models": ", ".join(dict.fromkeys(summary.get("models", {}).values())),
         "Partition": str(partition.get("kind", "")),
         "Rounds": str(summary.get("rounds", "")),
-        "Privacy": (record.privacy or "").removeprefix("privacy: "),
+        "Privacy": in_words(summary["epsilon"]).removeprefix("privacy: ") if summary.get("epsilon") else "",
         "Engine": material.engine + ("" if material.is_simulated else ": not a simulation"),
     }
     if parts is not None:
@@ -48,7 +50,7 @@ def facts(run: Run, record: Record, material: Material) -> dict[str, str]:
 
 def remarks(record: Record, material: Material) -> tuple[Remark, ...]:
     """Dropped rows, cautions before the run, then what was noted during it, each once with its rounds."""
-    cautions = record.cautions or record.summary.get("cautions", [])
+    cautions = record.cautions or record.so_far.get("cautions", [])
     seen: dict[tuple[str, str], list[int]] = {}
     for line in record.log:
         if "note" in line:
@@ -56,21 +58,21 @@ def remarks(record: Record, material: Material) -> tuple[Remark, ...]:
     return (
         *_dropped(material),
         *(Remark("before the run", "", caution) for caution in cautions),
-        *(Remark("run", "", note) for note in ([] if record.log else record.summary.get("notes", []))),
+        *(Remark("run", "", note) for note in ([] if record.log else record.so_far.get("notes", []))),
         *(Remark(who, spans(rounds), says) for (who, says), rounds in seen.items()),
     )
 
 
 def repeat(run: Run, record: Record, material: Material) -> dict[str, str]:
     """How to run it again, and how to see that the outcome is the same."""
-    versions = record.summary.get("versions", {})
+    versions = record.so_far.get("versions", {})
     known = {
         "Command": f"fedstill run {run.folder / 'experiment.yaml'} --out again" if material.is_simulated else "",
         "Seed": str(run.seed),
         "Versions": ", ".join(f"{name} {version}" for name, version in versions.items()) or "not in this record",
         "Test rows (sha256)": run.test_fingerprint,
     }
-    for name in HASHED:
+    for name in HASHED if record.is_finished else HASHED[:2]:
         if (path := record.folder / name).is_file():
             known[f"{name} (sha256)"] = hashlib.sha256(path.read_bytes()).hexdigest()
     known["Bytes"] = f"{size_text(run.bytes_up)} up, {size_text(run.bytes_down)} down"

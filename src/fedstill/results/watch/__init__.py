@@ -1,0 +1,1 @@
+"""The report page of runs that go on, served on this machine."""
