@@ -8,7 +8,7 @@ BENCH := $(VENV)/.bench
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all bench lint
+.PHONY: help demo test test-all bench docs lint
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
@@ -25,6 +25,9 @@ test-all: lint ## all tests, and runs of six methods that are killed thirty time
 bench: $(BENCH) ## speed and memory against plain loops (benchmarks/README.md)
 	$(BIN)/python benchmarks/run.py
 
+docs: $(READY) ## the guide as a site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 lint: $(READY) ## format, lint and types, changing nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -34,7 +37,7 @@ lint: $(READY) ## format, lint and types, changing nothing
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("fedstill needs Python 3.11 or newer; try make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[llm,datasets,figures,privacy,report,tensorboard,federation,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[llm,datasets,figures,privacy,report,tensorboard,federation,docs,dev]"
 	touch $@
 
 # transformers' Trainer, which only the benchmarks need, wants accelerate.
