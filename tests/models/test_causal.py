@@ -62,7 +62,7 @@ def test_the_loaded_model_pads_as_the_saved_one(tmp_path: Path, kind: str) -> No
     )
 
 
-@pytest.mark.parametrize(("kind", "lora"), [("llama", None), ("qwen2", {"rank": 2})])
+@pytest.mark.parametrize(("kind", "lora"), [("qwen2", None), ("llama", None), ("llama", {"rank": 8})])
 def test_a_federation_of_language_models_learns(
     tmp_path: Path, reviews: Path, kind: str, lora: dict[str, int] | None
 ) -> None:
@@ -70,9 +70,9 @@ def test_a_federation_of_language_models_learns(
     experiment = Experiment(
         corpus={"path": str(reviews), "text": ["title", "body"], "label": "stars", "domain": "shop"},
         algorithm="FedAvg", clients=model, server=model, rounds=2, workers=1,
-        train={"epochs": 4, "max_length": 16, "rate": 1e-2},
+        train={"epochs": 8, "max_length": 32, "rate": 1e-2},
     )  # fmt: skip
     run(experiment, tmp_path / "run")
     record = Record(tmp_path / "run")
-    assert record.f1 > 0.8
+    assert record.f1() > 0.8
     assert record.model("server").predict(["perfect happy", "awful broken"]).labels == ["good", "bad"]

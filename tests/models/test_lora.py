@@ -76,6 +76,9 @@ def test_a_state_is_taken_without_touching_the_frozen_weights() -> None:
     now = dict(other.module.named_parameters())
     assert all(torch.equal(now[name], value) for name, value in frozen.items())
     assert (other.predict(TEXTS).probabilities == one.predict(TEXTS).probabilities).all()
+    mine = dict(one.module.named_parameters())
+    assert all(now[name].data_ptr() == mine[name].data_ptr() for name in frozen)  # the same memory for both
+    assert not any(now[name].data_ptr() == mine[name].data_ptr() for name in now.keys() - frozen.keys())
     with pytest.raises(RuntimeError, match="Missing key"):
         other.module.load_state_dict({"classifier.bias": torch.zeros(3)})
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -29,16 +29,8 @@ def make_tiny_causal(
     folder: Path, kind: str, side: str = "left", pad: int | None = None, eos: str | None = "</s>"
 ) -> Path:
     """The folder, with a `llama`, `qwen2` or `gpt2` of two layers of 32; `pad` is what its configuration claims."""
-    raw = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
-    raw.pre_tokenizer = pre_tokenizers.Whitespace()
-    raw.post_processor = processors.TemplateProcessing(
-        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw, bos_token="<s>", eos_token=eos, unk_token="<unk>", padding_side=side,
-        model_input_names=["input_ids", "attention_mask"],
-    )  # fmt: skip
-    common = {"vocab_size": len(WORDS), "pad_token_id": pad, **IDS}
+    tokenizer = _bytes() if kind == "qwen2" else _words(side, eos)
+    common = {"vocab_size": len(tokenizer), "pad_token_id": pad, **IDS}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: Any = {
@@ -47,5 +39,36 @@ def make_tiny_causal(
             "gpt2": lambda: GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, **common)),
         }[kind]()
     model.save_pretrained(folder)
+    tokenizer.padding_side = side
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def _words(side: str, eos: str | None) -> Any:
+    """A tokenizer of words, without a padding token."""
+    raw = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    raw.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        bos_token="<s>",
+        eos_token=eos,
+        unk_token="<unk>",
+        padding_side=side,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def _bytes() -> Any:
+    """A tokenizer of bytes as Qwen has, which pads with the token that ends a text."""
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    raw.train_from_iterator(
+        WORDS, trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet)
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|endoftext|>", pad_token="<|endoftext|>")

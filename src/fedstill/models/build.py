@@ -218,8 +218,8 @@ def build(
         name, layers = _split(spec.name)
         folder = fetch_model(name)
         whole = spec.model_copy(update={"lora": None})
-        model = _pretrained(folder, _stamp(folder), layers, whole, tuple(labels)).fresh(seed)
-        return model if spec.lora is None else _adapted(model, spec, spec.lora, folder, seed)
+        source = _pretrained(folder, _stamp(folder), layers, whole, tuple(labels))
+        return source.fresh(seed) if spec.lora is None else _adapted(source, spec, spec.lora, seed)
     tokenizer = party_tokenizer(spec, default_tokenizer) if spec.reads == "text" else None
     with _drawing_from(seed):
         return _assemble_small(spec, tuple(labels), tokenizer, shape)
@@ -267,12 +267,14 @@ def _load_adapter(folder: Path, about: dict[str, Any]) -> Model:
     return model
 
 
-def _adapted(model: Model, spec: ModelSpec, lora: LoraSpec, folder: Path, seed: int) -> Model:
-    """The model with adapters."""
+def _adapted(source: _Pretrained, spec: ModelSpec, lora: LoraSpec, seed: int) -> Model:
+    """A new model with adapters; all of one process share the memory of what is frozen."""
+    model, folder = source.fresh(seed), source.folder
     if isinstance(model.module, TextToText):
         raise FedstillError(f"lora: {spec.name} writes its answers; only classifiers take adapters here.")
     with _drawing_from(seed):
         adapters.adapt(model.module, lora, spec.name)
+    adapters.share(model.module, source.frozen)
     base = f"{adapters.checksum(folder, _stamp(folder))}/{lora.scale / lora.rank:g}"
     return replace(model, spec=spec, rate=adapters.FASTER * model.rate, base=base)
 
@@ -340,6 +342,8 @@ class _Pretrained:
         self.original: Model | None = None
         self.places: dict[str, tuple[Path, str]] = {}
         """Parameter -> the file that holds it, and its name there."""
+        self.frozen: dict[str, torch.Tensor] = {}
+        """The parameters that models with adapters share."""
 
     def fresh(self, seed: int) -> Model:
         """A new model; weights that are not in the files are drawn from the seed."""
@@ -446,6 +450,10 @@ def _transformer(folder: Path, spec: ModelSpec, layers: int | None, labels: Sequ
             f"{spec.name}: {folder} is not a text classifier that transformers can load ({error})."
         ) from error
     tokenizer = load_tokenizer(str(folder))
+    if tokenizer.pad_id >= (words := module.get_input_embeddings().weight.shape[0]):
+        raise FedstillError(
+            f"{spec.name}: its tokenizer pads with number {tokenizer.pad_id}, and it knows {words} tokens."
+        )
     # Language models find a text's last token by comparing ids with this one.
     module.config.pad_token_id = module.config.get_text_config().pad_token_id = tokenizer.pad_id
     label_names = tuple(config.id2label[number] for number in range(config.num_labels))

@@ -90,6 +90,13 @@ def adapt(module: Any, spec: LoraSpec, name: str) -> None:
     module.register_load_state_dict_pre_hook(_restore_frozen)
 
 
+def share(module: nn.Module, frozen: dict[str, Tensor]) -> None:
+    """Use the frozen tensors that are there already in place of the module's own, which are equal, and add the rest."""
+    for key, value in module.named_parameters():
+        if not value.requires_grad:
+            value.data = frozen.setdefault(key.replace(".base_layer.", "."), value.data)
+
+
 def _targets(module: nn.Module, head: set[str], spec: LoraSpec, name: str) -> list[str]:
     """The names of the layers that get an adapter."""
     from transformers.pytorch_utils import Conv1D
