@@ -17,6 +17,7 @@ from fedstill.data.artefacts import fetch
 from fedstill.learning.fast.anatomy import dissect
 from fedstill.learning.fast.vocabulary import _words_of
 from fedstill.models import Model, ModelSpec, build
+from fedstill.models.lora import LoraSpec
 from tests.models.test_build import encoder
 from tests.models.tiny_causal import make_tiny_causal
 from tests.models.tiny_t5 import make_tiny_t5
@@ -137,7 +138,8 @@ def test_where_lora_may_stand() -> None:
     assert by_client["books"].model == wanted
     named = Experiment(clients={"model": "bert-tiny", "lora": "bow"}).clients
     assert isinstance(named, dict)  # two clients of these names
-    assert str(wanted) == "bert-tiny + LoRA(rank=4)"
+    assert str(wanted) == str(ModelSpec.model_validate(wanted.model_dump())) == "bert-tiny + LoRA(rank=4)"
+    assert str(LoraSpec(rank=2, targets=("query", "value"))) == "LoRA(rank=2, targets=query/value)"
 
 
 def test_experiments_without_adapters_are_written_as_ever() -> None:

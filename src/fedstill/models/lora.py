@@ -49,10 +49,8 @@ class LoraSpec(Settings):
         return self.alpha if self.alpha is not None else 2.0 * self.rank
 
     def __str__(self) -> str:
-        chosen = {
-            name: getattr(self, name) for name in ("alpha", "dropout", "targets") if name in self.model_fields_set
-        }
-        values = {"rank": self.rank} | chosen
+        defaults = LoraSpec(rank=self.rank)
+        values = {name: value for name, value in self if name == "rank" or value != getattr(defaults, name)}
         said = (f"{name}={'/'.join(v) if isinstance(v, tuple) else v}" for name, v in values.items())
         return f"LoRA({', '.join(said)})"
 
