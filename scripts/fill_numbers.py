@@ -143,7 +143,7 @@ def adapters() -> str:
             *rows,
             "",
             _paragraph(
-                f"""Measured on {about["cores"]} cores beside other work (load {about["load_before"]:.1f} before the last),
+                f"""Measured on {about["cores"]} cores beside other work (load {about["load_before"]:.1f}),
                 {about.get("note", "one way after the other")}, which is why the seconds are the CPU's and not the
                 clock's."""
             ),
