@@ -37,7 +37,7 @@ lint: $(READY) ## format, lint and types, changing nothing
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("fedstill needs Python 3.11 or newer; try make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[llm,datasets,figures,privacy,report,tensorboard,federation,docs,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[llm,datasets,figures,privacy,lora,report,tensorboard,federation,docs,dev]"
 	touch $@
 
 # transformers' Trainer, which only the benchmarks need, wants accelerate.

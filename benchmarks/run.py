@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import adapters
 import clients
 import conversation
 import exchange
@@ -50,7 +51,10 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "exchange": exchange.measure,
 }
 
-MORE: dict[str, Callable[[], dict[str, Any]]] = {"clients-active": clients.active}
+MORE: dict[str, Callable[[], dict[str, Any]]] = {
+    "clients-active": clients.active,
+    "adapters": adapters.measure,
+}
 """Parts that are measured only when they are named; same_result.py and gpu.py write theirs themselves."""
 
 

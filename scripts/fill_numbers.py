@@ -126,6 +126,31 @@ def exchange() -> str:
     )
 
 
+def adapters() -> str:
+    """Adapters beside the whole model."""
+    ways = measured("adapters")
+    about = json.loads((ROOT / "benchmarks" / "results" / "adapters.json").read_text())["machine"]
+    rows = [
+        f"| {way} | {100 * v['f1']:.1f} | {v['learn']:,.0f} | {v['message_bytes']:,.0f} | {v['bytes'] / 1e6:,.0f} MB "
+        f"| {v['saved_bytes'] / 1e6:.1f} MB | {v['peak_mib']:,.0f} MiB | {v['cpu_s']:.0f} s |"
+        for way, v in ways.items()
+    ]
+    return "\n".join(
+        [
+            "| `minilm` | F1 | parameters that learn | bytes of a message | bytes of the run | a saved model "
+            "| peak memory | CPU |",
+            "|---|---|---|---|---|---|---|---|",
+            *rows,
+            "",
+            _paragraph(
+                f"""Measured on {about["cores"]} cores beside other work (load {about["load_before"]:.1f}),
+                {about.get("note", "one way after the other")}, which is why the seconds are the CPU's and not the
+                clock's."""
+            ),
+        ]
+    )
+
+
 def cell() -> str:
     """A cell of a page in evidence/, explained."""
     page = (ROOT / "evidence" / "adafd" / "table1.md").read_text(encoding="utf-8")
@@ -205,7 +230,8 @@ def _kept(recipe: str) -> Iterator[str]:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    function.__name__: function for function in (demo, default, speed, exchange, cell, fedid, recipes, figures)
+    function.__name__: function
+    for function in (demo, default, speed, exchange, adapters, cell, fedid, recipes, figures)
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from fedstill import Experiment
 
-COMPARED = ["metrics.jsonl", "ledger.jsonl", "predictions/*", "models/*/model.safetensors"]
+COMPARED = ["metrics.jsonl", "ledger.jsonl", "predictions/*", "models/*/*.safetensors"]
 
 
 @pytest.fixture

@@ -50,16 +50,19 @@ def report(experiment: Experiment, console: Console, picture: Path | None = None
             table.add_column(column, justify="left" if column in ("party", "model") else "right")
         parts = plan.partition
         hellos = {}
+        learning: dict[str, None] = {}
         for name in plan.clients:
             client = plan.make_client(name, tell_nobody)
             hellos[name] = algorithm.hello(client, None)
             sizes = [len(part[name]) for part in (parts.train, parts.validation, parts.test)]
             parties.append(_party(client, sizes))
             table.add_row(*map(Text, (*_model(client), *(f"{size:,}" for size in sizes))))
+            learning |= dict.fromkeys(_adapter(client))
         if algorithm.has_server_model:
             server = plan.make_server(tell_nobody)
             table.add_row(*map(Text, _model(server)))
             parties.append(_party(server, []))
+            learning |= dict.fromkeys(_adapter(server))
             algorithm.admit(server)
             if "parameters" in algorithm.requires():
                 same_architecture(algorithm, server, {name: hello.architecture for name, hello in hellos.items()})
@@ -76,7 +79,7 @@ def report(experiment: Experiment, console: Console, picture: Path | None = None
         rows = np.concatenate([*plan.partition.test.values(), *plan.test_domains.values()])
         if not np.isin(corpus.domain_names.index(task), corpus.domains[rows] if corpus.domains is not None else ()):
             console.print(f"{task} has no test rows: it is not in the mean over tasks.", style="yellow", markup=False)
-    for sentence in _sentences(plan, algorithm.cost):
+    for sentence in (*learning, *_sentences(plan, algorithm.cost)):
         console.print(sentence, highlight=False, soft_wrap=True, markup=False)
     return {
         "name": resolved.name,
@@ -120,6 +123,15 @@ def _party(party: Party, sizes: Sequence[int]) -> dict[str, Any]:
 def _model(party: Party) -> tuple[str, ...]:
     rate = party.spec.train.rate or party.model.rate
     return party.name, str(party.spec.model), f"{party.model.parameters / 1e6:.1f}M", f"{rate:g}"
+
+
+def _adapter(party: Party) -> list[str]:
+    """What learns of a model with adapters, and what that is as a message."""
+    model = party.model
+    if model.spec.lora is None:
+        return []
+    learn = f"{model.learnt:,} of {model.parameters:,} parameters learn ({100 * model.learnt / model.parameters:.1f}%)"
+    return [f"{model.spec}: {learn}; a message with parameters is {model.bytes:,} bytes, as fp32."]
 
 
 def _sentences(plan: Plan, cost: str) -> list[str]:

@@ -49,7 +49,10 @@ EXPERIMENT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
 class ClientSpec(Settings):
-    """One client's model and settings; settings not given are the experiment's. A plain string is the model."""
+    """One client's model and settings; settings not given are the experiment's. A plain string is the model.
+
+    `lora` may stand beside `model` or inside it.
+    """
 
     model: ModelSpec
     train: TrainSettings = TrainSettings()
@@ -58,6 +61,10 @@ class ClientSpec(Settings):
     @model_validator(mode="before")
     @classmethod
     def _short(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "lora" in value and isinstance(value.get("model"), str | dict):
+            model = {"name": value["model"]} if isinstance(value["model"], str) else value["model"]
+            rest = {key: own for key, own in value.items() if key != "lora"}
+            return rest | {"model": {**model, "lora": value["lora"]}}
         return {"model": value} if isinstance(value, str) else value
 
 
@@ -98,6 +105,8 @@ class WireSpec(Settings):
 def _kind_of_clients(value: Any) -> str:
     if isinstance(value, list):
         return "<list>"
+    if isinstance(value, dict) and isinstance(value.get("model"), str) and isinstance(value.get("lora"), dict):
+        return "<one for all>"
     by_client = isinstance(value, dict) and not isinstance(value.get("name"), str)
     return "<by client>" if by_client else "<one for all>"
 

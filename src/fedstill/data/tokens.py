@@ -92,8 +92,11 @@ class TokenStore:
             columns = columns - (width - lengths)[:, None]
         mask = (columns >= 0) & (columns < lengths[:, None])
         where = np.where(mask, starts[:, None] + columns, 0)
+        ids = (
+            self.ids if len(self.ids) else np.zeros(1, np.int32)
+        )  # only empty texts, for a tokenizer that adds nothing
         batch = {
-            "input_ids": np.where(mask, self.ids[where], self.pad_id).astype(np.int64),
+            "input_ids": np.where(mask, ids[where], self.pad_id).astype(np.int64),
             "attention_mask": mask.astype(np.int64),
         }
         if self.types is not None:

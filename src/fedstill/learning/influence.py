@@ -33,7 +33,8 @@ class Moment:
     @classmethod
     def of(cls, phase: Phase) -> Moment:
         """The phase's state now; copies the parameters."""
-        theta = {name: value.detach().clone() for name, value in phase.model.named_parameters()}
+        learnt = {name: value for name, value in phase.model.named_parameters() if value.requires_grad}
+        theta = {name: value.detach().clone() for name, value in learnt.items()}
         return cls(phase, theta, phase.stream.copy(), phase.current_rate)
 
     def influence(self, rows: Tensor, direction: Mapping[str, Tensor]) -> Tensor:
@@ -73,7 +74,7 @@ def gradient(model: nn.Module, data: Labelled, device: torch.device) -> dict[str
     """v = grad L(theta) on labelled rows, in eval mode; parameters that do not matter have zeros."""
     was_training = model.training
     model.eval()
-    named = dict(model.named_parameters())
+    named = {name: value for name, value in model.named_parameters() if value.requires_grad}
     with differentiable():  # cuDNN's recurrent layers have no gradient in eval mode
         loss = ce(forward(model, data.batch(torch.arange(len(data)), device)), data.labels.to(device)).mean()
     found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ConfigDict, model_validator
+from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -26,14 +26,16 @@ from fedstill.common.trust import trusting
 from fedstill.data.artefacts import fetch
 from fedstill.data.tokens import Tokenizer
 from fedstill.learning.losses import Loss, ce, likelihood
+from fedstill.models import lora as adapters
 from fedstill.models.images import IMAGE_MODELS
 from fedstill.models.labelling import Predictions, Texts, label, pipeline
+from fedstill.models.lora import LoraSpec
 from fedstill.models.small import SMALL
 from fedstill.models.text_to_text import TextToText, is_text_to_text, keep_layers, label_words
 from fedstill.models.tokenizers import HashedNgrams, HashedTokens, load_tokenizer, read_tokenizer
 
 MARKER = "fedstill.json"
-"""The file that marks a folder as one of our small models; a Hugging Face model has a `config.json`."""
+"""The file that marks a folder as a small model or an adapter of ours; a Hugging Face model has a `config.json`."""
 
 GIVEN = ("vocabulary", "classes", "pad_id", "channels", "size")
 """The arguments that `build` passes to a small model; all others of its constructor are options."""
@@ -45,24 +47,37 @@ Shape = tuple[int, int, int]
 
 
 class ModelSpec(Settings):
-    """A model by name; a plain string is short for {name: ...}. All other keys are options of a small model."""
+    """A model by name; a plain string is short for {name: ...}. All other keys are options of a small model.
+
+    `{model: ...}` means the same as `{name: ...}`.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     name: str
     tokenizer: str | None = None
     """The model whose tokenizer a small model uses."""
+    lora: LoraSpec | None = None
+    """The adapter that learns in place of the whole model."""
 
     @model_validator(mode="before")
     @classmethod
     def _short(cls, value: Any) -> Any:
         options = {"name": value} if isinstance(value, str) else value
+        if isinstance(options, dict) and "name" not in options and isinstance(options.get("model"), str):
+            options = {"name": options["model"]} | {key: own for key, own in options.items() if key != "model"}
         if isinstance(options, dict) and isinstance(options.get("name"), str):
             name, layers = _split(absolute(options["name"]))
             if Path(name).is_dir():  # an absolute path, so that any process finds it
                 name = str(Path(name).resolve())
             return {**options, "name": name if layers is None else f"{name}[:{layers}]"}
         return options
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without `lora` where there is none: such an experiment has the same file and fingerprint as ever."""
+        written: dict[str, Any] = write(self)
+        return written if self.lora is not None else {key: v for key, v in written.items() if key != "lora"}
 
     @property
     def options(self) -> dict[str, Any]:
@@ -92,14 +107,20 @@ class ModelSpec(Settings):
             check_options(_small_class(self), self.options, fixed=(*GIVEN, "self"))
             if self.reads == "images" and self.tokenizer is not None:
                 raise FedstillError(f"{self.name} reads images: leave out `tokenizer: {self.tokenizer}`.")
+            if self.lora is not None:
+                raise FedstillError(
+                    f"lora: {self.name} is learnt from scratch: only pretrained transformers take adapters."
+                )
         elif self.options:
             raise FedstillError(f"{self.name} takes no options (given: {', '.join(self.options)}).")
         elif self.tokenizer is not None:
             raise FedstillError(f"{self.name} comes with its own tokenizer: leave out `tokenizer: {self.tokenizer}`.")
+        elif self.lora is not None:
+            adapters.check_installed()
 
     def __str__(self) -> str:
         extras = ", ".join(f"{key}={value}" for key, value in self.options.items())
-        return f"{self.name}({extras})" if extras else self.name
+        return f"{self.name}({extras})" if extras else self.name if self.lora is None else f"{self.name} + {self.lora}"
 
 
 @dataclass
@@ -115,7 +136,7 @@ class Model:
     longest: int | None = None
     """The most tokens that it can read; None: no limit."""
     pads_left: bool = False
-    """Whether it classifies by the last position (XLNet, language models) and so needs padding before the text."""
+    """Whether it classifies by the last position (XLNet) and so needs padding before the text."""
     shape: Shape | None = None
     """The shape of the images that it reads."""
     loss: Loss = ce
@@ -124,17 +145,30 @@ class Model:
     """The task of each label, if there are several tasks."""
     max_length: int | None = None
     """The most tokens that `predict` reads of a text; None: 128."""
+    base: str = ""
+    """Of a model with adapters: a checksum of the frozen weights and the adapters' scale, which all must share."""
 
     @property
     def architecture(self) -> str:
         """Equal for two models if and only if they can exchange parameters."""
         shapes = [(name, tuple(value.shape), str(value.dtype)) for name, value in self.module.state_dict().items()]
-        return f"{type(self.module).__name__}/{hashlib.sha256(repr(sorted(shapes)).encode()).hexdigest()[:12]}"
+        known = repr(sorted(shapes)) + self.base
+        return f"{type(self.module).__name__}/{hashlib.sha256(known.encode()).hexdigest()[:12]}"
 
     @property
     def parameters(self) -> int:
         """The number of its parameters."""
         return sum(p.numel() for p in self.module.parameters())
+
+    @property
+    def learnt(self) -> int:
+        """The number of those that learn: all, or the adapters' and the head's."""
+        return sum(p.numel() for p in self.module.parameters() if self.spec.lora is None or p.requires_grad)
+
+    @property
+    def bytes(self) -> int:
+        """What a method sends that sends its parameters, before any codec."""
+        return sum(value.numel() * value.element_size() for value in self.module.state_dict().values())
 
     def predict(self, texts: Texts, allowed: Sequence[str] | None = None) -> Predictions:
         """The labels of texts, or of pairs of texts, and the probabilities of all; `allowed` leaves only some labels.
@@ -162,11 +196,17 @@ class Model:
             state = self.module.state_dict().items()
             tensors = {name: value.cpu().clone(memory_format=torch.contiguous_format) for name, value in state}
             save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-            about = {"spec": self.spec.model_dump(), "labels": self.labels, "shape": self.shape}
-            (folder / MARKER).write_text(json.dumps(about, indent=2) + "\n")
+            self._mark(folder, shape=self.shape)
+        elif self.spec.lora is not None:
+            adapters.save(self.module, self.spec.lora, _split(self.spec.name)[0], folder)
+            self._mark(folder, base=self.base)
         else:
             with _quiet():
                 self.module.save_pretrained(folder)  # type: ignore[operator]
+
+    def _mark(self, folder: Path, **more: object) -> None:
+        about = {"spec": self.spec.model_dump(), "labels": self.labels, **more}
+        (folder / MARKER).write_text(json.dumps(about, indent=2) + "\n")
 
 
 def build(
@@ -177,7 +217,9 @@ def build(
     if not spec.is_small:
         name, layers = _split(spec.name)
         folder = fetch_model(name)
-        return _pretrained(folder, _stamp(folder), layers, spec, tuple(labels)).fresh(seed)
+        whole = spec.model_copy(update={"lora": None})
+        source = _pretrained(folder, _stamp(folder), layers, whole, tuple(labels))
+        return source.fresh(seed) if spec.lora is None else _adapted(source, spec, spec.lora, seed)
     tokenizer = party_tokenizer(spec, default_tokenizer) if spec.reads == "text" else None
     with _drawing_from(seed):
         return _assemble_small(spec, tuple(labels), tokenizer, shape)
@@ -206,6 +248,8 @@ def load(folder: str | Path, trust_code: bool = False) -> Model:
             )
         return _transformer(folder, ModelSpec(name=str(folder)), layers=None, labels=None)
     about = json.loads((folder / MARKER).read_text())
+    if "base" in about:
+        return _load_adapter(folder, about)
     spec = ModelSpec(**about["spec"])
     tokenizer = read_tokenizer(folder) if spec.reads == "text" else None
     shape = about.get("shape")
@@ -213,6 +257,26 @@ def load(folder: str | Path, trust_code: bool = False) -> Model:
         model = _assemble_small(spec, tuple(about["labels"]), tokenizer, None if shape is None else tuple(shape))
     model.module.load_state_dict(load_file(folder / "model.safetensors"))
     return model
+
+
+def _load_adapter(folder: Path, about: dict[str, Any]) -> Model:
+    model = build(ModelSpec(**about["spec"]), about["labels"], "", 0)
+    if model.base != about["base"]:
+        raise FedstillError(f"{folder} holds an adapter of {model.spec.name}, whose weights have changed since.")
+    adapters.load(model.module, folder)
+    return model
+
+
+def _adapted(source: _Pretrained, spec: ModelSpec, lora: LoraSpec, seed: int) -> Model:
+    """A new model with adapters; all of one process share the memory of what is frozen."""
+    model, folder = source.fresh(seed), source.folder
+    if isinstance(model.module, TextToText):
+        raise FedstillError(f"lora: {spec.name} writes its answers; only classifiers take adapters here.")
+    with _drawing_from(seed):
+        adapters.adapt(model.module, lora, spec.name)
+    adapters.share(model.module, source.frozen)
+    base = f"{adapters.checksum(folder, _stamp(folder))}/{lora.scale / lora.rank:g}"
+    return replace(model, spec=spec, rate=adapters.FASTER * model.rate, base=base)
 
 
 def _small_class(spec: ModelSpec) -> type[nn.Module]:
@@ -278,6 +342,8 @@ class _Pretrained:
         self.original: Model | None = None
         self.places: dict[str, tuple[Path, str]] = {}
         """Parameter -> the file that holds it, and its name there."""
+        self.frozen: dict[str, torch.Tensor] = {}
+        """The parameters that models with adapters share."""
 
     def fresh(self, seed: int) -> Model:
         """A new model; weights that are not in the files are drawn from the seed."""
@@ -384,8 +450,12 @@ def _transformer(folder: Path, spec: ModelSpec, layers: int | None, labels: Sequ
             f"{spec.name}: {folder} is not a text classifier that transformers can load ({error})."
         ) from error
     tokenizer = load_tokenizer(str(folder))
-    if config.pad_token_id is None:
-        module.config.pad_token_id = tokenizer.pad_id
+    if tokenizer.pad_id >= (words := module.get_input_embeddings().weight.shape[0]):
+        raise FedstillError(
+            f"{spec.name}: its tokenizer pads with number {tokenizer.pad_id}, and it knows {words} tokens."
+        )
+    # Language models find a text's last token by comparing ids with this one.
+    module.config.pad_token_id = module.config.get_text_config().pad_token_id = tokenizer.pad_id
     label_names = tuple(config.id2label[number] for number in range(config.num_labels))
     if writes:
         start = config.decoder_start_token_id if config.decoder_start_token_id is not None else tokenizer.pad_id
@@ -393,7 +463,9 @@ def _transformer(folder: Path, spec: ModelSpec, layers: int | None, labels: Sequ
     module.train()
     rate = _default_rate(config.hidden_size, writes)
     loss = likelihood if writes else ce
-    return Model(module, tokenizer, spec, label_names, rate, tokenizer.longest, tokenizer.pads_left, loss=loss)
+    # Others count positions from the first column, and padding after the text changes nothing for them.
+    pads_left = tokenizer.pads_left and hasattr(module, "sequence_summary")
+    return Model(module, tokenizer, spec, label_names, rate, tokenizer.longest, pads_left, loss=loss)
 
 
 def _default_rate(hidden: int, text_to_text: bool = False) -> float:

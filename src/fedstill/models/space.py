@@ -112,7 +112,9 @@ def _words(model: Model, shape: tuple[int, int], random: torch.Generator) -> Ten
 @contextmanager
 def held_embeddings(module: nn.Module, are_held: bool = True) -> Iterator[None]:
     """Inside, the embedding layer does not learn; nor does a head that shares its tensor."""
-    held = [p for name, p in module.named_parameters() if are_held and EMBEDDINGS & set(name.split("."))]
+    held = [
+        p for name, p in module.named_parameters() if are_held and p.requires_grad and EMBEDDINGS & set(name.split("."))
+    ]
     for parameter in held:
         parameter.requires_grad_(False)
     try:

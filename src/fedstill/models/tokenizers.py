@@ -31,7 +31,7 @@ class PretrainedTokenizer:
         except (OSError, ValueError) as error:
             raise FedstillError(f"{folder} holds no tokenizer that transformers can load ({error}).") from error
         if self.inner.pad_token_id is None:  # language models often have none; any token will do, since it is masked
-            self.inner.pad_token = self.inner.eos_token
+            self.inner.pad_token = self.inner.eos_token or self.inner.unk_token or self.inner.convert_ids_to_tokens(0)
         self.pad_id: int = self.inner.pad_token_id
         self.pads_left: bool = self.inner.padding_side == "left"
         self.vocabulary: int = len(self.inner)

@@ -363,7 +363,9 @@ class Party:
 
     def tensors(self) -> Iterator[Tensor]:
         """All tensors that take memory, those of second models included."""
-        yield from self.model.module.state_dict().values() if self.has_model else ()
+        if self.has_model:
+            yield from self.model.module.state_dict().values()
+            yield from (p for p in self.model.module.parameters() if self.model.spec.lora and not p.requires_grad)
         yield from self.memory.tensors()
         for extra in self._extras.values():
             yield from extra.tensors()

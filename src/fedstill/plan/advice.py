@@ -163,7 +163,7 @@ class Situation:
             "N": len(self.plan.partition.public),
             "C": len(self.plan.labels),
             "K": max(1, round(self.plan.experiment.participation * len(self.clients))),
-            "P": self.server.model.parameters,
+            "P": self.server.model.learnt,
         }
 
     def cost(self, method: Algorithm) -> Cost | None:

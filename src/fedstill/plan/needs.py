@@ -67,5 +67,10 @@ def same_architecture(algorithm: Algorithm, server: Server, architectures: Mappi
         raise FedstillError(
             f"{algorithm.title} exchanges parameters, so everybody needs the server's architecture "
             f"({server.spec.model}): {listed(others)} {'has' if len(others) == 1 else 'have'} another. Give all the "
-            "same model, or use a method that exchanges predictions (AdaFD, FedID) or averages by architecture (FedDF)."
+            f"same model{_of_adapters(server)}, or use a method that exchanges predictions (AdaFD, FedID) or averages "
+            "by architecture (FedDF)."
         )
+
+
+def _of_adapters(server: Server) -> str:
+    return "" if server.spec.model.lora is None else " with the same rank, alpha and targets of its adapters"
