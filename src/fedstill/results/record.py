@@ -154,12 +154,8 @@ class Record:
 
         It reads as many tokens of a text as it did in the run, and computes as quickly.
         """
-        folder = self.model_folder(party)
-        if not folder.is_dir():
-            parties = [path.name for path in folder.parent.glob("*")]
-            gone = "it kept no models." if self.is_finished else self._why_unfinished()
-            raise FedstillError(f"{self.folder} has no model of {party!r}; {nearest(party, parties) or gone}")
-        model = load(folder, trust_code)
+        self.check_model(party)
+        model = load(self.model_folder(party), trust_code)
         if self.settings:
             clients = self.settings["clients"]
             own = clients.get(party) if isinstance(clients, dict) else None
@@ -167,6 +163,14 @@ class Record:
             model.max_length = train["max_length"]
             accelerate(model.module, Fast.model_validate(self.settings.get("fast", {})))
         return model
+
+    def check_model(self, party: str) -> None:
+        """Say in a sentence why there is no model of that party, where there is none."""
+        folder = self.model_folder(party)
+        if not folder.is_dir():
+            parties = [path.name for path in folder.parent.glob("*")]
+            gone = "it kept no models." if self.is_finished else self._why_unfinished()
+            raise FedstillError(f"{self.folder} has no model of {party!r}; {nearest(party, parties) or gone}")
 
     def labels_of(self, task: str | None = None) -> list[str]:
         """The labels that a text may have: all, or, if the run has several tasks, those of the named task."""
