@@ -147,7 +147,7 @@ def conduct(
                 raise
             journal.offsets()
             known = [caution.cause for caution in conductor.cautions]
-            write_summary(Record(folder), plan, dict(books.ledger.totals), conductor.seconds, known)
+            write_summary(Record(folder), plan, dict(books.ledger.totals), conductor.seconds, known, engine.own_models)
         finally:
             engine.close()
     finally:

@@ -276,15 +276,21 @@ def _note_on_tests(
 
 def _notes_on_methods(methods: Mapping[str, Sequence[Run]]) -> list[str]:
     notes = []
-    if any(run.clients for runs in methods.values() for run in runs):
-        notes.append("Clients' mean: the clients' own models, each on the pooled test.")
+    every = [run for runs in methods.values() for run in runs if run.clients]
+    apart = [run.is_measured_apart for run in every]
+    if every:
+        where = "on its own test rows" if all(apart) else "on the pooled test"
+        notes.append(f"Clients' mean: the clients' own models, each {where}.")
     notes.append("Bytes are those of whole messages, including greetings, headers and measurements.")
     for method, runs in methods.items():
         if runs[0].server is None:
             notes.append(
-                f"{method} has no server model: global is the mean over its clients on the pooled test, "
+                f"{method} has no server model: global is the mean over its clients on the pooled test"
+                f"{' (which they did not see)' if runs[0].is_measured_apart else ''}, "
                 "a domain is its own client's model on that domain's test."
             )
+        if runs[0].is_measured_apart and not all(apart):
+            notes.append(f"{method}: its clients' mean is over each client's own test rows, and cannot be compared.")
         if _is_upper_bound(runs[0]):
             notes.append(f"{method} is an upper bound: it sees all private data.")
         notes += [f"{method}, seed {run.seed}: {note}" for run in runs for note in run.notes]

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib import metadata
@@ -164,6 +164,13 @@ class Record:
             accelerate(model.module, Fast.model_validate(self.settings.get("fast", {})))
         return model
 
+    @property
+    def usual_party(self) -> str:
+        """Whose model is meant if nobody is named: the server's; in a record of one model, as at a site, that one."""
+        found = sorted(path.name for path in (self.folder / MODELS).glob("*"))
+        clients = self.summary["clients"] if self.is_finished else []
+        return clients[0] if len(clients) == 1 and found == [file_name(clients[0])] else SERVER
+
     def check_model(self, party: str) -> None:
         """Say in a sentence why there is no model of that party, where there is none."""
         folder = self.model_folder(party)
@@ -203,15 +210,21 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def write_summary(
-    record: Record, plan: Plan, crossed: dict[str, int], seconds: float, known_causes: Sequence[str] = ()
+    record: Record,
+    plan: Plan,
+    crossed: dict[str, int],
+    seconds: float,
+    known_causes: Sequence[str] = (),
+    own_models: Mapping[str, str] | None = None,
 ) -> None:
     """Condense the metrics into `summary.json`; its presence says that the run is finished.
 
-    `known_causes` says what was known, before the run, to do harm.
+    `known_causes` says what was known, before the run, to do harm; `own_models` are models that are not the plan's.
     """
     experiment, algorithm = plan.experiment, plan.experiment.method
     measured = [line for line in record.metrics if "split" in line]
     models = {name: str(spec.model) for name, spec in {SERVER: plan.server, **plan.clients}.items()}
+    models |= own_models or {}
     found = members(measured, models, plan.metrics[0])
     why = causes(record.metrics, record.log, models, known_causes)
     summary = {
@@ -227,8 +240,8 @@ def write_summary(
         "clients": sorted(plan.clients),
         "models": models,
         "scores": {
-            **({SERVER: _last(measured, SERVER)} if algorithm.has_server_model else {}),
-            "clients": {name: _last(measured, name) for name in sorted(plan.clients)},
+            **({SERVER: last_scores(measured, SERVER)} if algorithm.has_server_model else {}),
+            "clients": {name: last_scores(measured, name) for name in sorted(plan.clients)},
         },
         "members": [asdict(member) for member in found],
         "verdict": verdict(found, why) if found else None,
@@ -252,7 +265,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def _last(measured: list[Measurement], party: str) -> dict[str, dict[str, float]]:
+def last_scores(measured: list[Measurement], party: str) -> dict[str, dict[str, float]]:
     """The scores of a party's last round by split, of the last stage; where it was processed, `before/` that too."""
     before = [line for line in measured if line["stage"] != "processed"]
     if any(line["party"] == party for line in measured if line["stage"] == "processed"):

@@ -51,12 +51,26 @@ class Run:
     @property
     def overall(self) -> float | None:
         """The score on the pooled test: the server's, or the mean over clients if there is no server model."""
-        return self._score(self.server, POOLED) if self.server is not None else self.clients_mean
+        return self._score(self.server, POOLED) if self.server is not None else self._mean_on_all
 
     @property
     def clients_mean(self) -> float | None:
-        """The mean over clients of their scores on the pooled test."""
+        """The mean over clients of their scores: on the pooled test, or each on its own test rows alone."""
+        return self._mean_on_own if self.is_measured_apart else self._mean_on_all
+
+    @property
+    def is_measured_apart(self) -> bool:
+        """Whether no client saw the pooled test, as in a federation: each was measured on its own test rows."""
+        return self._mean_on_own is not None and not any(POOLED in scores for scores in self.clients.values())
+
+    @property
+    def _mean_on_all(self) -> float | None:
         known = complete(self._score(scores, POOLED) for scores in self.clients.values())
+        return fmean(known) if known else None
+
+    @property
+    def _mean_on_own(self) -> float | None:
+        known = complete(self._score(scores, f"{POOLED}/{name}") for name, scores in self.clients.items())
         return fmean(known) if known else None
 
     def domain(self, name: str) -> float | None:
