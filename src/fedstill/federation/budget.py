@@ -164,15 +164,19 @@ def sent_by(place: Path) -> Path:
     raise FedstillError(f"nothing has left from {place}: there is no {SENT} in it or in its runs.")
 
 
-def envelope_of(raw: bytes) -> dict[str, Any]:
-    """What accompanies a message: round, measurements, notes."""
+def measured_in(reply: bytes) -> list[dict[str, Any]]:
+    """The measurements that accompany an answer."""
+    return list(_envelope(Slip.take_off(reply)[0]).get("metrics", ()))
+
+
+def _envelope(raw: bytes) -> dict[str, Any]:
     found = outline(raw).envelope
     return dict(envelopes.unpack(found["packed"]) if "packed" in found else found)
 
 
 def _described(raw: bytes) -> dict[str, Any]:
     """The type of a message, its fields with type and shape, and how many measurements and notes came with it."""
-    found, envelope = outline(raw), envelope_of(raw)
+    found, envelope = outline(raw), _envelope(raw)
     plain = {name: type(value).__name__ for name, value in found.plain.items() if not isinstance(value, list)}
     arrays = {name: f"{part.dtype} {list(part.shape)}" for name, part in found.arrays.items()}
     beside = {name: len(envelope.get(name, ())) for name in ("metrics", "notes")}

@@ -65,7 +65,11 @@ def gain(folder: Path) -> str | None:
     """What the site had alone and has now, in a sentence; None if it never took part in a round."""
     measured = _measured(folder)
     if not measured:
-        return "nothing was measured (`scores: false`)." if (folder / "checkpoint").is_dir() else None
+        return (
+            "no scores of it are kept here (`scores: false`, or an earlier version)."
+            if (folder / "checkpoint").is_dir()
+            else None
+        )
     record = Record(folder)
     metric = record.summary["metrics"][0] if record.is_finished else METRIC
     site = str(measured[-1]["party"])

@@ -14,7 +14,7 @@ from fedstill.common.files import write_whole
 from fedstill.common.plugins import is_own
 from fedstill.engines.hosting import Request
 from fedstill.federation import own_record
-from fedstill.federation.budget import Budget, envelope_of
+from fedstill.federation.budget import Budget, measured_in
 from fedstill.federation.consent import refuse_unwanted
 from fedstill.federation.data import PublicSet, site_public
 from fedstill.federation.files import SiteFile, to_values
@@ -168,7 +168,7 @@ class Site:
         try:
             reply = self._ask(task, Request("call", self.name, round, payload))
             self._count(round, verb, reply)
-            own_record.keep_scores(self.folder, self.name, envelope_of(reply).get("metrics", []))
+            own_record.keep_scores(self.folder, self.name, measured_in(reply))
         except BaseException:
             self._leave_out(round)
             raise
