@@ -211,16 +211,15 @@ def join(
     from fedstill.federation.daemon import Presence
     from fedstill.federation.daemon import detach as go_on
     from fedstill.federation.joining import join as take_part
-    from fedstill.federation.joining import keep_file, prepare_site, takes_part_already
+    from fedstill.federation.joining import prepare_site, takes_part_already
 
     if not check and (pid := takes_part_already(kit, site)) is not None:
         say(f"it takes part already, in process {pid}; leave with: fedstill federation leave {kit}")
         return
-    name = prepare_site(kit, site, say)
+    name = prepare_site(kit, site, say, is_kept=not check)
     if check:
         say(f"everything is in order; next: fedstill federation join {kit} --site {site}")
         return
-    keep_file(kit, site)
     if detach:
         words = ["federation", "join", str(kit), "--site", str(site)]
         pid = go_on(words, kit / "log" / "join.log", lambda: Presence(kit).pid is not None)

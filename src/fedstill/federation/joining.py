@@ -29,8 +29,8 @@ ROOM = 2 << 30
 """The free disk space that a site needs, in bytes: for the states of two rounds, models and tokens."""
 
 
-def prepare_site(kit: Path, site: Path, say: Say) -> str:
-    """Check kit, data, disk, versions and the connection; returns the site's name."""
+def prepare_site(kit: Path, site: Path, say: Say, is_kept: bool = True) -> str:
+    """Check kit, data, disk, versions and the connection, and keep the file in the kit; returns the site's name."""
     name = kits.check_kit(kit, "site")
     say(f"kit: {name}, good until {kits.expiry(kit):%Y-%m-%d}")
     file = read_file(site, SiteFile)
@@ -63,6 +63,8 @@ def prepare_site(kit: Path, site: Path, say: Say) -> str:
             "machine reach that port?"
         )
     say(f"connection: {host}:{port} answers")
+    if is_kept:
+        keep_file(kit, site)
     return name
 
 
