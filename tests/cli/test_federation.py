@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import Begun, Measured, Noted, SiteSaid
+from fedstill.federation import joining
 from fedstill.federation.daemon import Presence, answers, end_tree, is_free, left_behind
 from fedstill.federation.operate import Centre
 from fedstill.federation.rehearsal import free_ports
@@ -207,6 +209,53 @@ def test_status_is_json_for_scripts(here: Path, capsys: pytest.CaptureFixture[st
     assert fedstill("federation", "status", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["name"], told["connected"], told["job"]) == ("shops", {"books": None, "toys": None}, None)
+
+
+def test_leave_says_what_the_site_gained(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedstill("federation", "init", "hospitals.yaml") == 0
+    kit = here / "federation" / "sites" / "toys"
+    run = kit / "runs" / "wards-0123456789ab"
+    run.mkdir(parents=True)
+    about = {"party": "toys", "split": "test/toys"}
+    lines = [
+        {"round": 1, "stage": "trained", "f1": 0.5, **about},
+        {"round": 1, "stage": "distilled", "f1": 0.625, **about},
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert fedstill("federation", "leave", str(kit)) == 0
+    assert "wards-0123456789ab: alone 50.0, now 62.5, gain +12.5" in capsys.readouterr().out
+
+
+def test_a_second_join_says_that_it_takes_part_already_and_changes_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fedstill("federation", "init", "hospitals.yaml") == 0
+    kit, first, other = here / "federation" / "sites" / "toys", here / "first.yaml", here / "other.yaml"
+    first.write_text("corpus: {path: rows.csv}\n")
+    other.write_text("corpus: {path: rows.csv}\nscores: false\n")
+    joining.keep_file(kit, first)
+    held = (kit / "local" / "site.json").read_bytes()
+    with Presence(kit):
+        for more in ([], ["--detach"]):
+            assert fedstill("federation", "join", str(kit), "--site", str(first), *more) == 0
+            assert "takes part already" in capsys.readouterr().out
+        assert fedstill("federation", "join", str(kit), "--site", str(other)) == 1
+        assert "says something else" in capsys.readouterr().err
+    assert (kit / "local" / "site.json").read_bytes() == held
+
+
+def test_a_submit_that_is_interrupted_while_it_waits_says_that_nothing_was_handed_in(here: Path) -> None:
+    assert fedstill("federation", "init", "hospitals.yaml") == 0
+    file = {"test": {"path": str(here / "rows.jsonl")}, "public": {"path": str(here / "rows.jsonl")}}
+    (here / "federation" / "centre" / "local" / "server.json").write_text(json.dumps(file))
+    command = [sys.executable, "-u", "-m", "fedstill", "federation", "submit", "wards.yaml"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as submit:
+        assert submit.stdout is not None
+        assert any("is `serve` running?" in line for line in iter(submit.stdout.readline, ""))  # now it waits
+        submit.send_signal(signal.SIGINT)
+        said, _ = submit.communicate(timeout=60)
+    assert submit.returncode == 130
+    assert "nothing is running: the job was not handed in" in said
 
 
 def test_a_job_needs_labels_and_known_sites_and_holds_no_code(here: Path) -> None:

@@ -60,7 +60,7 @@ def turn(round: int) -> bytes:
 def opened(stage: Together, site: Site) -> Caller:
     """A site that has opened and has the public samples."""
     ask = Caller(site)
-    assert ask("open")[0] == {"state": "done", "notes": [], "wants_public": True}
+    assert ask("open")[0] == {"state": "done", "notes": [], "wants_public": True, "model": "bow"}
     assert ask("public", read_public(stage.centre).pack())[0]["state"] == "done"
     return ask
 

@@ -4,7 +4,7 @@ from scipy import stats
 
 from fedstill.learning.metrics import METRICS, scores
 from fedstill.results import significance
-from fedstill.results.significance import interval_over_seeds, paired_bootstrap, paired_over_seeds
+from fedstill.results.significance import interval_over_rows, interval_over_seeds, paired_bootstrap, paired_over_seeds
 
 
 def predictions(labels, accuracy, generator, classes=3):
@@ -177,3 +177,11 @@ def test_interval_covers_the_true_difference_about_as_often_as_promised():
         covered += result.low <= 0 <= result.high
     # 190 of 200 expected; the standard deviation of a binomial is 3
     assert 180 <= covered <= 199
+
+
+def test_the_interval_of_one_score_is_that_of_resampled_rows():
+    # 70 of 100 right: the share of right rows in a resample is a binomial count of 100 with chance 0.7
+    labels = np.zeros(100, np.int64)
+    predicted = np.where(np.arange(100) < 70, 0, 1)
+    low, high = interval_over_rows(labels, predicted, 2, METRICS["accuracy"].measure)
+    assert (low, high) == pytest.approx(stats.binom.ppf([0.025, 0.975], 100, 0.7) / 100, abs=0.0101)

@@ -119,7 +119,10 @@ def submit(
         with _showing() as show:
             record = submission.submit(centre, job, say, chosen.quorum, follows=not detach, show=show)
     except KeyboardInterrupt:
-        say("the job continues, but is not submitted again if it ends early; run this command again to follow it.")
+        if submission.under_way(centre, centre.runs / job.id) is None:
+            say("nothing is running: the job was not handed in; run this command again to submit it.")
+        else:
+            say("the job continues, but is not submitted again if it ends early; run this command again to follow it.")
         raise typer.Exit(130) from None
     if record is not None:
         say(f"finished; next: fedstill federation fetch {job.id}")
@@ -214,9 +217,12 @@ def join(
     from fedstill.federation.daemon import Presence
     from fedstill.federation.daemon import detach as go_on
     from fedstill.federation.joining import join as take_part
-    from fedstill.federation.joining import prepare_site
+    from fedstill.federation.joining import prepare_site, takes_part_already
 
-    name = prepare_site(kit, site, say)
+    if not check and (pid := takes_part_already(kit, site)) is not None:
+        say(f"it takes part already, in process {pid}; leave with: fedstill federation leave {kit}")
+        return
+    name = prepare_site(kit, site, say, is_kept=not check)
     if check:
         say(f"everything is in order; next: fedstill federation join {kit} --site {site}")
         return
@@ -264,6 +270,8 @@ def leave(
 
     has_left = joining.leave(kit)
     say("it has left." if has_left else "it was not taking part.")
+    for line in joining.gained(kit, forget):
+        say(line)
     remains = joining.remains(kit)
     if forget:
         joining.forget(kit)

@@ -20,6 +20,7 @@ from rich.markup import escape
 from fedstill.cli.federation import app as federation
 from fedstill.cli.figure import figure
 from fedstill.cli.predict import predict
+from fedstill.cli.push import push
 from fedstill.cli.report import page_of, report, tell_rounds
 from fedstill.cli.show import show
 from fedstill.cli.watch import watch
@@ -331,6 +332,7 @@ app.command()(watch)
 
 
 app.command()(predict)
+app.command()(push)
 
 
 @app.command()

@@ -17,9 +17,13 @@ if TYPE_CHECKING:
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="A run folder, such as runs/demo/demo-adafd/seed-0.")],
+    run: Annotated[
+        Path, typer.Argument(help="A run folder, such as runs/demo/demo-adafd/seed-0; at a site KIT/runs/ID.")
+    ],
     file: Annotated[Path, typer.Argument(help="CSV, TSV, JSONL or Parquet with the texts.")],
-    party: Annotated[str, typer.Option(help="Whose model: server, or a client.")] = "server",
+    party: Annotated[
+        str | None, typer.Option(help="Whose model: server, or a client. Default: the server's; a site's own.")
+    ] = None,
     text: Annotated[
         list[str] | None, typer.Option(help="The text column; twice for a pair. Default: the experiment's.")
     ] = None,

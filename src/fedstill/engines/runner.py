@@ -154,7 +154,7 @@ def conduct(
             journal.offsets()
             known = [caution.cause for caution in conductor.cautions]
             reporter.finish()
-            write_summary(Record(folder), plan, dict(books.ledger.totals), conductor.seconds, known)
+            write_summary(Record(folder), plan, dict(books.ledger.totals), conductor.seconds, known, engine.own_models)
         finally:
             engine.close()
     finally:

@@ -104,7 +104,7 @@ class Budget:
             "sha256": hashlib.sha256(raw).hexdigest(),
         }
         self._refuse_more(len(reply), self.spent.begins(line))
-        _append(self.path, line)
+        append_line(self.path, line)
         self.spent.add(line)
 
     def open(self, privacy: PrivacySettings | None, has_noise: bool) -> None:
@@ -164,17 +164,26 @@ def sent_by(place: Path) -> Path:
     raise FedstillError(f"nothing has left from {place}: there is no {SENT} in it or in its runs.")
 
 
+def measured_in(reply: bytes) -> list[dict[str, Any]]:
+    """The measurements that accompany an answer."""
+    return list(_envelope(Slip.take_off(reply)[0]).get("metrics", ()))
+
+
+def _envelope(raw: bytes) -> dict[str, Any]:
+    found = outline(raw).envelope
+    return dict(envelopes.unpack(found["packed"]) if "packed" in found else found)
+
+
 def _described(raw: bytes) -> dict[str, Any]:
     """The type of a message, its fields with type and shape, and how many measurements and notes came with it."""
-    found = outline(raw)
-    envelope = envelopes.unpack(found.envelope["packed"]) if "packed" in found.envelope else found.envelope
+    found, envelope = outline(raw), _envelope(raw)
     plain = {name: type(value).__name__ for name, value in found.plain.items() if not isinstance(value, list)}
     arrays = {name: f"{part.dtype} {list(part.shape)}" for name, part in found.arrays.items()}
     beside = {name: len(envelope.get(name, ())) for name in ("metrics", "notes")}
     return {"message": found.type, "held": plain | arrays, **beside}
 
 
-def _append(path: Path, line: dict[str, Any]) -> None:
+def append_line(path: Path, line: dict[str, Any]) -> None:
     """Add a line that only the site's own user can read, and wait until it is on the disk."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "rb+") as out:

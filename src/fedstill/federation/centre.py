@@ -36,6 +36,8 @@ STOPPED = "stopped by the operator"
 END = "end-after-this-round"
 """The name of a file that tells a job to end after the current round; the operator's commands write it."""
 LEFT_OUT = "left out"
+LONGEST_NAME = 80
+"""Of a model that a site says it has chosen."""
 PING_S = 5.0
 """How long a site that was left out may take to answer again."""
 AT_ONCE = 4
@@ -233,6 +235,8 @@ class RemoteEngine(Engine):
     def _open_site(self, site: str, given_up: threading.Event, within_s: float | None = None) -> Said | Failure:
         """Let the site check the experiment, and send it the public samples if it lacks them."""
         said = self.line.request(site, {"what": "open"}, b"", given_up, within_s)
+        if not isinstance(said, Failure) and "model" in said.header:
+            self.own_models[site] = plain(said.header["model"])[:LONGEST_NAME]
         if isinstance(said, Failure) or not said.header.get("wants_public"):
             return said
         packed = self.public.pack()

@@ -10,11 +10,15 @@ import contextlib
 import io
 import json
 import logging
+import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 from nvflare.apis.app_validation import AppValidator
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 from nvflare.collab.api.facade import Facade as collab
@@ -40,6 +44,8 @@ from fedstill.federation.status import Status
 
 SERVER = "server"
 """FLARE's name for the centre."""
+GOODBYE_S = 3.0
+"""How long a site that leaves tries to say so."""
 
 
 class CentreHalf:
@@ -239,10 +245,31 @@ def _serve(kit: Path) -> Any:
 
 
 def _join(kit: Path) -> Any:
-    """FLARE's client, without the request types that are not in NEEDED."""
+    """FLARE's client, without the request types that are not in NEEDED, which tells the centre when it leaves."""
     every = ClientRequestProcessors.request_processors
     every[:] = [processor for processor in every if type(processor).__name__ in NEEDED]
+    plain = client_train.create_admin_agent
+
+    def registered(processors: Any, client: Any, engine: Any) -> Any:
+        goodbye = threading.Thread(target=_say_goodbye, args=(client,), daemon=True)
+        signal.signal(signal.SIGTERM, lambda *_: None if goodbye.ident else goodbye.start())
+        return plain(processors, client, engine)
+
+    client_train.create_admin_agent = registered
     return client_train
+
+
+def _say_goodbye(client: Any) -> None:
+    """Sign off, so that the centre does not count on this site until it has been silent for long; then end.
+
+    A site that leaves in the middle of a job ends without a word: the centre decides what becomes of the job.
+    """
+    threading.Timer(GOODBYE_S, os._exit, [0]).start()
+    with contextlib.suppress(Exception):  # it leaves in any case
+        if not psutil.Process().children():
+            client.communicator.heartbeat_done = True  # another heartbeat would sign it on again
+            client.logout_client(client.engine.new_context())
+    os._exit(0)
 
 
 def main() -> None:

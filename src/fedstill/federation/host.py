@@ -16,6 +16,7 @@ from fedstill.engines import checkpoint
 from fedstill.engines.checkpoint import Manifest
 from fedstill.engines.host import Host
 from fedstill.engines.hosting import Request
+from fedstill.federation import own_record
 from fedstill.federation.data import PublicSet, site_plan
 from fedstill.federation.files import SiteFile
 from fedstill.federation.job import Job
@@ -43,7 +44,10 @@ class SiteHost:
             return b""
         if request.what == "restore":
             return json.dumps(self._restore(request.round)).encode()
-        return self.host.answer(request)
+        reply = self.host.answer(request)
+        if request.what == "export":
+            own_record.write(self.folder, self.plan, self.errand.site, self.file)
+        return reply
 
     @cached_property
     def plan(self) -> Plan:

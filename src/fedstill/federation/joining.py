@@ -14,7 +14,7 @@ from fedstill.common.files import write_whole
 from fedstill.common.units import size_text
 from fedstill.data import corpora
 from fedstill.data.corpora import CorpusSpec
-from fedstill.federation import kits
+from fedstill.federation import kits, own_record
 from fedstill.federation.budget import SENT
 from fedstill.federation.daemon import Daemon, Presence, answers
 from fedstill.federation.data import training_rows
@@ -29,8 +29,8 @@ ROOM = 2 << 30
 """The free disk space that a site needs, in bytes: for the states of two rounds, models and tokens."""
 
 
-def prepare_site(kit: Path, site: Path, say: Say) -> str:
-    """Check kit, data, disk, versions and the connection; returns the site's name."""
+def prepare_site(kit: Path, site: Path, say: Say, is_kept: bool = True) -> str:
+    """Check kit, data, disk, versions and the connection, and keep the file in the kit; returns the site's name."""
     name = kits.check_kit(kit, "site")
     say(f"kit: {name}, good until {kits.expiry(kit):%Y-%m-%d}")
     file = read_file(site, SiteFile)
@@ -63,8 +63,32 @@ def prepare_site(kit: Path, site: Path, say: Say) -> str:
             "machine reach that port?"
         )
     say(f"connection: {host}:{port} answers")
-    write_whole(kit / "local" / "site.json", json.dumps(to_values(file), indent=1).encode())
+    if is_kept:
+        keep_file(kit, site)
     return name
+
+
+def keep_file(kit: Path, site: Path) -> None:
+    """Keep what the site's file says in the kit, where the jobs read it."""
+    write_whole(kit / "local" / "site.json", _kept(read_file(site, SiteFile)))
+
+
+def takes_part_already(kit: Path, site: Path) -> int | None:
+    """The process that takes part with this kit and file; an error if it does with a file that says something else."""
+    kits.check_kit(kit, "site")
+    if (pid := Presence(kit).pid) is None:
+        return None
+    held = kit / "local" / "site.json"
+    if not held.exists() or held.read_bytes() != _kept(read_file(site, SiteFile)):
+        raise FedstillError(
+            f"{kit} takes part already, in process {pid}, and {site} says something else than the file it joined with: "
+            f"fedstill federation leave {kit}, then join again."
+        )
+    return pid
+
+
+def _kept(file: SiteFile) -> bytes:
+    return json.dumps(to_values(file), indent=1).encode()
 
 
 def versions() -> str:
@@ -116,6 +140,18 @@ def leave(kit: Path) -> bool:
     """End the process that takes part with this kit; False if there is none."""
     kits.check_kit(kit, "site")
     return Presence(kit).end()
+
+
+def gained(kit: Path, is_forgotten: bool = False) -> list[str]:
+    """What the site had alone and has now, a line an experiment, and how to use its model."""
+    lines = []
+    for folder in sorted(path for path in (kit / "runs").glob("*") if path.is_dir()):
+        if (said := own_record.gain(folder)) is None:
+            continue
+        lines.append(f"{folder.name}: {said}")
+        if own_record.has_model(folder) and not is_forgotten:
+            lines.append(f"your model of it: fedstill predict {folder} TEXTS.csv")
+    return lines
 
 
 def remains(kit: Path) -> dict[str, int]:

@@ -11,8 +11,10 @@ from typing import Any
 
 from fedstill.common.events import Event, Step, Tell
 from fedstill.common.files import write_whole
+from fedstill.common.plugins import is_own
 from fedstill.engines.hosting import Request
-from fedstill.federation.budget import Budget
+from fedstill.federation import own_record
+from fedstill.federation.budget import Budget, measured_in
 from fedstill.federation.consent import refuse_unwanted
 from fedstill.federation.data import PublicSet, site_public
 from fedstill.federation.files import SiteFile, to_values
@@ -141,7 +143,8 @@ class Site:
         wants = not self.public.exists() or not PublicSet.unpack(self.public.read_bytes()).is_of(self.job)
         self.is_open = True
         self._log(f"takes part in {self.job.experiment['algorithm']['name']}, hash {self.job.hash[:16]}")
-        return {"wants_public": wants}, b""
+        chosen = {} if self.file.model is None else {"model": _public_name(str(self.file.model))}
+        return {"wants_public": wants, **chosen}, b""
 
     def _take_public(self, task: SiteTask, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         self._keep_public(PublicSet.unpack(payload))
@@ -165,6 +168,7 @@ class Site:
         try:
             reply = self._ask(task, Request("call", self.name, round, payload))
             self._count(round, verb, reply)
+            own_record.keep_scores(self.folder, self.name, measured_in(reply))
         except BaseException:
             self._leave_out(round)
             raise
@@ -262,6 +266,11 @@ class Site:
         with (self.folder / "site.log").open("a", encoding="utf-8") as out:
             keep_private(self.folder / "site.log")
             out.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+
+
+def _public_name(model: str) -> str:
+    """A model's name for the centre: of a path or an own file only the last part."""
+    return model.rpartition(":")[2] if is_own(model) else Path(model).name if Path(model).is_absolute() else model
 
 
 def _numbers(given_up: object) -> list[object]:

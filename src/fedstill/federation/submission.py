@@ -70,7 +70,7 @@ def submit(
         say(f"{job.id} is finished; next: fedstill federation fetch {job.id}")
         return Record(folder)
     tries, reached, reason = 0, 0, ""
-    handed_in = _under_way(centre, folder)
+    handed_in = under_way(centre, folder)
     while tries < TRIES:
         handed_in = handed_in or _hand_in(centre, job, _wait_for_sites(centre, job, quorum, say))
         say(f"job {handed_in.number[:8]} with {', '.join(handed_in.sites)}")
@@ -113,7 +113,7 @@ def _hand_in(centre: Centre, job: Job, sites: list[str]) -> HandedIn:
     return made
 
 
-def _under_way(centre: Centre, folder: Path) -> HandedIn | None:
+def under_way(centre: Centre, folder: Path) -> HandedIn | None:
     """The job if it has been submitted already and has not ended."""
     try:
         made = HandedIn(**json.loads((folder / "job.json").read_text()))

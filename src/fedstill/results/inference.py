@@ -94,10 +94,10 @@ def text_columns(run: Path, text: Sequence[str] | None) -> Columns:
     return Columns(columns[0], columns[1] if len(columns) == 2 else None, None)
 
 
-def labeller(run: Path, party: str, task: str | None = None) -> Labeller:
-    """The model of a party of a finished run, ready to label texts."""
+def labeller(run: Path, party: str | None = None, task: str | None = None) -> Labeller:
+    """The model of a party of a finished run, ready to label texts; by default the server's, or the only one."""
     record = runs.Record(run)
-    model = record.model(party, trusts_all())
+    model = record.model(party or record.usual_party, trusts_all())
     if model.tokenizer is None:
         raise FedstillError(f"{run}: the models of this run read images, and `fedstill predict` labels texts.")
     return Labeller(model, record.labels_of(task))

@@ -135,18 +135,20 @@ def _weighty(shares: Mapping[str, float], models: Mapping[str, str]) -> list[str
 def table(seeds: Sequence[Sequence[Member]], title: str) -> Table:
     """Alone, after and gain of every client, in points, as means over seeds; the mean over clients last."""
     shown = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", show_edge=False, pad_edge=False)
-    for column in ("client", "model", "own: alone", "after", "gain", "all: alone", "after", "gain"):
-        shown.add_column(column, justify="left" if column in ("client", "model") else "right")
     names = dict.fromkeys(member.name for seed in seeds for member in seed)
     by_name = {name: [member for seed in seeds for member in seed if member.name == name] for name in names}
     rows = {
         name: [*_cells(one.own for one in each), *_cells(one.every for one in each)] for name, each in by_name.items()
     }
-    for name, cells in rows.items():
-        shown.add_row(Text(name), Text(by_name[name][0].model), *map(_points, cells))
     means = [_mean(column) for column in zip(*rows.values(), strict=True)]
+    headings = ("own: alone", "after", "gain", "all: alone", "after", "gain")
+    known = [place for place, mean in enumerate(means) if mean is not None]  # a federation's sites see no others' rows
+    for column in ("client", "model", *(headings[place] for place in known)):
+        shown.add_column(column, justify="left" if column in ("client", "model") else "right")
+    for name, cells in rows.items():
+        shown.add_row(Text(name), Text(by_name[name][0].model), *(_points(cells[place]) for place in known))
     shown.add_section()
-    shown.add_row("mean", "", *map(_points, means))
+    shown.add_row("mean", "", *(_points(means[place]) for place in known))
     return shown
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib import metadata
@@ -159,12 +159,8 @@ class Record:
 
         It reads as many tokens of a text as it did in the run, and computes as quickly.
         """
-        folder = self.model_folder(party)
-        if not folder.is_dir():
-            parties = [path.name for path in folder.parent.glob("*")]
-            gone = "it kept no models." if self.is_finished else self._why_unfinished()
-            raise FedstillError(f"{self.folder} has no model of {party!r}; {nearest(party, parties) or gone}")
-        model = load(folder, trust_code)
+        self.check_model(party)
+        model = load(self.model_folder(party), trust_code)
         if self.settings:
             clients = self.settings["clients"]
             own = clients.get(party) if isinstance(clients, dict) else None
@@ -172,6 +168,21 @@ class Record:
             model.max_length = train["max_length"]
             accelerate(model.module, Fast.model_validate(self.settings.get("fast", {})))
         return model
+
+    @property
+    def usual_party(self) -> str:
+        """Whose model is meant if nobody is named: the server's; in a record of one model, as at a site, that one."""
+        found = sorted(path.name for path in (self.folder / MODELS).glob("*"))
+        clients = self.summary["clients"] if self.is_finished else []
+        return clients[0] if len(clients) == 1 and found == [file_name(clients[0])] else SERVER
+
+    def check_model(self, party: str) -> None:
+        """Say in a sentence why there is no model of that party, where there is none."""
+        folder = self.model_folder(party)
+        if not folder.is_dir():
+            parties = [path.name for path in folder.parent.glob("*")]
+            gone = "it kept no models." if self.is_finished else self._why_unfinished()
+            raise FedstillError(f"{self.folder} has no model of {party!r}; {nearest(party, parties) or gone}")
 
     def labels_of(self, task: str | None = None) -> list[str]:
         """The labels that a text may have: all, or, if the run has several tasks, those of the named task."""
@@ -204,13 +215,19 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def write_summary(
-    record: Record, plan: Plan, crossed: dict[str, int], seconds: float, known_causes: Sequence[str] = ()
+    record: Record,
+    plan: Plan,
+    crossed: dict[str, int],
+    seconds: float,
+    known_causes: Sequence[str] = (),
+    own_models: Mapping[str, str] | None = None,
 ) -> None:
     """Condense the metrics into `summary.json`; its presence says that the run is finished.
 
-    `known_causes` says what was known, before the run, to do harm.
+    `known_causes` says what was known, before the run, to do harm; `own_models` are models that are not the plan's.
     """
     known = about(plan)
+    known["models"] |= own_models or {}
     measured = [line for line in record.metrics if "split" in line]
     found = members(measured, known["models"], plan.metrics[0])
     why = causes(record.metrics, record.log, known["models"], known_causes)
@@ -268,8 +285,8 @@ def _so_far(record: Record) -> dict[str, Any]:
 
 def _scores(measured: list[Measurement], clients: Iterable[str], has_server: bool) -> dict[str, Any]:
     return {
-        **({SERVER: _last(measured, SERVER)} if has_server else {}),
-        "clients": {name: _last(measured, name) for name in sorted(clients)},
+        **({SERVER: last_scores(measured, SERVER)} if has_server else {}),
+        "clients": {name: last_scores(measured, name) for name in sorted(clients)},
     }
 
 
@@ -280,7 +297,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def _last(measured: list[Measurement], party: str) -> dict[str, dict[str, float]]:
+def last_scores(measured: list[Measurement], party: str) -> dict[str, dict[str, float]]:
     """The scores of a party's last round by split, of the last stage; where it was processed, `before/` that too."""
     before = [line for line in measured if line["stage"] != "processed"]
     if any(line["party"] == party for line in measured if line["stage"] == "processed"):

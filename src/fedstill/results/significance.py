@@ -85,6 +85,20 @@ def paired_bootstrap(
     return Bootstrap(observed, float(low), float(high), float(np.clip(p, 1 / resamples, 1.0)))
 
 
+def interval_over_rows(
+    labels: Integers,
+    predictions: Integers,
+    classes: int,
+    measure: Measure = weighted_f1,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """The 95% percentile interval of one model's score, over resampled test rows."""
+    block = _Block(labels, predictions[None], np.ones(1))
+    low, high = np.quantile(_resample(block, classes, measure, resamples, np.random.default_rng(seed)), [0.025, 0.975])
+    return float(low), float(high)
+
+
 def p_text(value: float) -> str:
     """A p value as text."""
     return "<0.001" if value < 0.001 else f"{value:.3f}"

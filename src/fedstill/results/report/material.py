@@ -51,7 +51,7 @@ class Material:
         experiment = path.read_text(encoding="utf-8") if path.is_file() else ""
         # The experiment was checked before the run; checking it again takes long.
         settings = record.settings
-        return cls(engine, experiment, settings, _partition(record.folder), *_corpus(record, settings, read))
+        return cls(engine, experiment, settings, partition_of(record.folder), *_corpus(record, settings, read))
 
 
 def reading_once(read: ReadCorpus = load) -> ReadCorpus:
@@ -73,7 +73,8 @@ def reading_once(read: ReadCorpus = load) -> ReadCorpus:
     return kept_or_read
 
 
-def _partition(folder: Path) -> Partition | None:
+def partition_of(folder: Path) -> Partition | None:
+    """Which rows everybody had in a simulation; None if the run did not keep it."""
     path = folder / "partition.safetensors"
     return Partition.from_arrays(load_file(path)) if path.is_file() else None
 

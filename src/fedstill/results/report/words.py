@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedstill.common.units import size_text
+from fedstill.data.partition import Partition
 from fedstill.results.privacy import in_words
 from fedstill.results.record import Record
 from fedstill.results.report.material import Material
@@ -43,9 +44,14 @@ def facts(run: Run, record: Record, material: Material) -> dict[str, str]:
         "Engine": material.engine + ("" if material.is_simulated else ": not a simulation"),
     }
     if parts is not None:
-        train, test = (sum(map(len, each.values())) for each in (parts.train, parts.test))
-        known["Rows"] = f"{train:,} private for training, {len(parts.public):,} public, {test:,} for testing"
+        known["Rows"] = facts_of_rows(parts)
     return {name: value for name, value in known.items() if value}
+
+
+def facts_of_rows(parts: Partition) -> str:
+    """How many rows there are for what."""
+    train, test = (sum(map(len, each.values())) for each in (parts.train, parts.test))
+    return f"{train:,} private for training, {len(parts.public):,} public, {test:,} for testing"
 
 
 def remarks(record: Record, material: Material) -> tuple[Remark, ...]:
