@@ -22,9 +22,9 @@ VICTIMS = ["worker", "site", "centre"]
 def test_whoever_dies_whenever_the_run_ends_with_the_same_model(tmp_path: Path, algorithm: str) -> None:
     chance = random.Random(algorithm)
     reviews = write_reviews(tmp_path / "reviews.csv")
-    experiment = three_shops(
-        reviews, algorithm=algorithm, train={"epochs": 20, "batch": 16, "max_length": 16}, rounds=4
-    )
+    parts = {"kind": "domain", "public": 0.3, "labelled_public": 0.2}
+    slow = {"train": {"epochs": 20, "batch": 16, "max_length": 16}, "rounds": 4}
+    experiment = three_shops(reviews, algorithm=algorithm, partition=parts, **slow)
     undisturbed = alone(experiment, tmp_path / "alone")
     with rehearsing(experiment, tmp_path / "stage", lambda line: None) as stage:
         submission = Submission(stage)
