@@ -131,10 +131,11 @@ def test_with_rank_0_killed_the_others_end_and_ranks_go_on_to_the_same_end(small
 
 
 def test_a_mistake_is_said_once_and_ends_all_ranks(small: Small, tmp_path: Path) -> None:
-    ended = over_ranks(small(clients=["bow", "bow"]), tmp_path / "here")
+    ended = over_ranks(small(clients=["bow"] * 4), tmp_path / "here")
     assert ended.returncode != 0
     assert sentences(ended) == [
-        "error: clients: 2 models for 3 clients (books, garden, toys); one for all or one each."
+        "error: clients: 4 models for 3 clients (books, garden, toys); give one for all, one each, or some that take "
+        "turns."
     ]
     assert ended.stdout == ""
 

@@ -87,8 +87,8 @@ def test_a_learnable_beta_needs_labelled_rows_and_is_content_with_them(experimen
 
 
 def test_a_list_of_models_of_the_wrong_length_is_refused(experiment, tmp_path):
-    with pytest.raises(FedstillError, match="2 models for 3 clients"):
-        prepare(experiment(clients=["bow", "bow"]), tmp_path)
+    with pytest.raises(FedstillError, match="4 models for 3 clients"):
+        prepare(experiment(clients=["bow"] * 4), tmp_path)
 
 
 def test_parties_with_the_same_tokenizer_share_a_store(experiment, tmp_path):
