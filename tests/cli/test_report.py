@@ -4,33 +4,19 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from fedstill.cli.gains import tell_methods
-from fedstill.cli.main import main
 from fedstill.cli.report import page_of, sparkline, tell_rounds
 from fedstill.results.runs import load_runs
+from tests.cli.test_cli import fedstill
 from tests.results.conftest import write_run
 
 pytest.importorskip("jinja2", reason="the packages of report pages are absent")
 pytest.importorskip("plotly", reason="the packages of report pages are absent")
-
-
-def fedstill(*words: str) -> int:
-    """Type a command; its exit status."""
-    before = sys.argv
-    sys.argv = ["fedstill", *words]
-    try:
-        main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    finally:
-        sys.argv = before
-    return 0
 
 
 @pytest.fixture

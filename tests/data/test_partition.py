@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.numpy import load, save
@@ -104,7 +104,11 @@ def specs(draw):
 @settings(max_examples=150, deadline=None)
 @given(corpora(), specs(), st.integers(0, 2**40))
 def test_every_partition_keeps_its_promises(corpus, spec, seed):
-    partition = split(corpus, spec, seed)
+    try:
+        partition = split(corpus, spec, seed)
+    except FedstillError as error:  # drawn shares of a label that has one row may leave nothing of a small domain
+        assume(spec.label_alpha is None or "each left a client without rows to train on" not in str(error))
+        raise
     partition.check(len(corpus))
     assert same(partition, split(corpus, spec, seed))
     assert same(partition, Partition.from_arrays(partition.to_arrays()))

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedstill.common.errors import FedstillError
 from fedstill.data.corpora.files import fault, hub_dataset
+from fedstill.data.corpora.tables import json_object
 
 
 @dataclass(frozen=True)
@@ -76,13 +77,7 @@ def lines(file: Path) -> Iterator[tuple[int, str]]:
 def json_lines(file: Path) -> Iterator[RawRecord]:
     """An object a line."""
     for line, text in lines(file):
-        try:
-            values = json.loads(text)
-        except ValueError as error:
-            raise fault(file, line, f"this is not JSON ({error}); write one object per line.") from error
-        if not isinstance(values, dict):
-            raise fault(file, line, "this is not a JSON object; write one object a line.")
-        yield RawRecord(str(file), line, values)
+        yield RawRecord(str(file), line, json_object(file, line, text))
 
 
 def dataset(name: str, config: str, split: str) -> Iterator[RawRecord]:

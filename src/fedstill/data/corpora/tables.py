@@ -204,17 +204,23 @@ def _check_fields(path: Path, line: int, fields: list[str], names: list[str], he
         raise fault(path, line, "the file has a header row of its own; leave `header:` out.")
 
 
+def json_object(path: Path, line: int, text: str) -> dict[str, Any]:
+    """The object that a line of a JSONL file holds."""
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise fault(path, line, f"this is not JSON ({error}); write one object per line.") from error
+    if not isinstance(record, dict):
+        raise fault(path, line, "this is not a JSON object; write one object per line, not a list of objects.")
+    return record
+
+
 def _json_lines(path: Path, columns: Columns, encoding: str) -> Iterator[tuple[int, Record]]:
     # Lines end with a line feed and nothing else: JSON texts may contain other characters that end lines.
     for line, text in enumerate(_lines(path, encoding, newline="\n"), start=1):
         if not text.strip():
             continue
-        try:
-            record = json.loads(text)
-        except ValueError as error:
-            raise fault(path, line, f"this is not JSON ({error}); write one object per line.") from error
-        if not isinstance(record, dict):
-            raise fault(path, line, "this is not a JSON object; write one object per line, not a list of objects.")
+        record = json_object(path, line, text)
         check_columns(path, line, record, columns)
         yield line, record
 
