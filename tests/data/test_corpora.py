@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from fedstill.cli import catalogue
 from fedstill.common.errors import FedstillError
-from fedstill.data.corpora import EMBEDDED, CorpusSpec, files, load, load_public
+from fedstill.data.corpora import EMBEDDED, CorpusSpec, files, load, load_public, remembered
 from fedstill.data.corpora.embedded import Embedded, Source
 from fedstill.data.corpora.files import Row
 from fedstill.data.corpora.tweets import ENTITIES
@@ -74,6 +74,19 @@ def test_a_specification_that_contradicts_itself_is_refused(settings, complaint)
 
 
 # Forms
+
+
+def test_a_remembered_corpus_is_read_once_and_counts_of_a_run_stay_its_own(tmp_path):
+    path = write(tmp_path / "a.csv", "text,label\ngood,1\nbad,0\n")
+    with remembered():
+        read(path).counts["rows read"] = 7
+        path.unlink()
+        again = read(path)
+        assert (again.texts, again.counts) == (["good", "bad"], {"rows read": 2})
+        with pytest.raises(FedstillError):
+            read(path, labels=["0", "1"])  # another corpus: the file is asked for
+    with pytest.raises(FedstillError):
+        read(path)
 
 
 def test_csv_quotes_hold_commas_line_breaks_and_quotes(tmp_path):

@@ -22,6 +22,21 @@ class Deadly(Algorithm):
 """
 
 
+SIGNED = """
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from fedstill import LogitAvg
+
+@dataclass(frozen=True)
+class Signed(LogitAvg):
+    def opine(self, me):
+        with (Path(__file__).parent / "processes").open("a") as file:
+            file.write(f"{os.getpid()}\\n")
+        return super().opine(me)
+"""
+
+
 def with_algorithm(run: GridRun, name: str) -> GridRun:
     return replace(run, experiment=run.experiment.model_copy(update={"algorithm": {"name": name}}))
 
@@ -36,6 +51,19 @@ def test_runs_end_well_with_a_reason_or_by_death_each_alone(reviews: Path, tmp_p
     assert "set partition.labelled_public" in str(ends[refused.folder].reason)
     assert ends[dead.folder].reason == "its process died (killed by signal 9; out of memory?)."
     assert all(end.seconds > 0 for end in ends.values())
+
+
+def test_a_process_does_one_run_after_another_each_as_if_it_were_the_first(reviews: Path, tmp_path: Path) -> None:
+    (tmp_path / "signed.py").write_text(SIGNED)
+    runs = [
+        with_algorithm(run, f"{tmp_path}/signed.py:Signed")
+        for run in tiny_grid(reviews, tmp_path / "out", seeds=1).runs
+    ]
+    assert [end.reason for end in run_all(runs, at_once=1)] == [None] * len(runs)
+    assert len(set((tmp_path / "processes").read_text().split())) == 1
+    alone = replace(runs[-1], folder=tmp_path / "alone")
+    assert attempt(alone) is None
+    assert Record(alone.folder).summary["scores"] == Record(runs[-1].folder).summary["scores"]
 
 
 def test_an_attempt_goes_on_where_the_same_experiment_stopped_and_begins_again_when_forced(

@@ -1,7 +1,11 @@
-"""Independent runs side by side, each in its own process."""
+"""Independent runs side by side, in processes that last for several runs.
+
+What a process has read, compiled or captured for one run serves its next: the corpus, kernels, a card's graphs.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -14,6 +18,7 @@ from typing import Any, NamedTuple
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import Tell, tell_nobody
+from fedstill.data import corpora
 from fedstill.engines import runner
 from fedstill.engines.processes import context, follow_parent, how_it_died, stop
 from fedstill.papers.grid import GridRun
@@ -38,20 +43,24 @@ def run_all(
 
     The processes have the variables of `environment` besides this process's.
     """
-    waiting, busy = deque(runs), dict[Any, tuple[GridRun, Any, float]]()
+    waiting, idle, busy = deque(runs), list[_Worker](), dict[Connection, tuple[_Worker, GridRun, float]]()
     try:
         while waiting or busy:
             while waiting and len(busy) < at_once:
-                run = waiting.popleft()
-                pipe, process = _start(run, force, environment or {})
-                busy[pipe] = (run, process, time.monotonic())
-            for ready in wait(list(busy)):
-                run, process, started = busy.pop(ready)
+                worker, run = idle.pop() if idle else _Worker.start(environment or {}), waiting.popleft()
+                worker.pipe.send((run, force))
+                busy[worker.pipe] = worker, run, time.monotonic()
+            for pipe in wait(list(busy)):
+                assert isinstance(pipe, Connection)
+                worker, run, started = busy.pop(pipe)
                 now = time.monotonic()
-                others = {other.folder: now - since for other, _, since in busy.values()}
-                yield EndedRun(run, _hear(ready, process), now - started, others)
+                others = {other.folder: now - since for _, other, since in busy.values()}
+                reason, lives = worker.hear()
+                if lives:
+                    idle.append(worker)
+                yield EndedRun(run, reason, now - started, others)
     finally:
-        stop([process for _, process, _ in busy.values()])
+        stop([worker.process for worker in (*idle, *(each for each, _, _ in busy.values()))])
 
 
 def attempt(run: GridRun, force: bool = False, tell: Tell = tell_nobody) -> str | None:
@@ -66,32 +75,42 @@ def attempt(run: GridRun, force: bool = False, tell: Tell = tell_nobody) -> str 
     return None
 
 
-def _start(run: GridRun, force: bool, environment: Mapping[str, str]) -> tuple[Connection, Any]:
-    how = context(["fedstill.papers.parallel"])
-    pipe, other = how.Pipe(duplex=False)
-    process = how.Process(target=_work, args=(other, run, force, environment))
-    process.start()
-    other.close()
-    return pipe, process
+class _Worker(NamedTuple):
+    """A process that does one run after another."""
+
+    pipe: Connection
+    process: Any
+
+    @classmethod
+    def start(cls, environment: Mapping[str, str]) -> _Worker:
+        how = context(["fedstill.papers.parallel"])
+        pipe, other = how.Pipe()
+        process = how.Process(target=_work, args=(other, environment))
+        process.start()
+        other.close()
+        return cls(pipe, process)
+
+    def hear(self) -> tuple[str | None, bool]:
+        """The reason why the run failed, if it did, and whether the process can take another."""
+        try:
+            return self.pipe.recv(), True
+        except (EOFError, ConnectionResetError):
+            self.process.join()
+            code = self.process.exitcode
+            above = "; its error is above" if code >= 0 else ""
+            return f"its process died ({how_it_died(code)}{above}).", False
 
 
-def _work(pipe: Connection, run: GridRun, force: bool, environment: Mapping[str, str]) -> None:
-    """A process's life: one run."""
+def _work(pipe: Connection, environment: Mapping[str, str]) -> None:
+    """A process's life: runs, until nobody has more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
     os.environ.update(environment)  # the fork server was started before, so that nothing is inherited from it
     threading.Thread(target=follow_parent, daemon=True).start()
-    try:
-        pipe.send(attempt(run, force))
-    except KeyboardInterrupt:  # SIGTERM: the parent has said why
-        return
-
-
-def _hear(pipe: Any, process: Any) -> str | None:
-    try:
-        reason: str | None = pipe.recv()
-    except EOFError:
-        process.join()
-        above = "; its error is above" if process.exitcode >= 0 else ""
-        return f"its process died ({how_it_died(process.exitcode)}{above})."
-    process.join()
-    return reason
+    with corpora.remembered():
+        try:
+            while True:
+                run, force = pipe.recv()
+                pipe.send(attempt(run, force))
+                gc.collect()  # models refer to each other
+        except (EOFError, KeyboardInterrupt):  # by SIGTERM: the parent has said why
+            return

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,13 +21,36 @@ from fedstill.data.corpora.memory import Held
 from fedstill.data.corpora.spec import EMBEDDED, CorpusSpec
 from fedstill.data.corpus import Corpus, Ints
 
-__all__ = ["EMBEDDED", "CorpusSpec", "load", "load_public", "normalised"]
+__all__ = ["EMBEDDED", "CorpusSpec", "load", "load_public", "normalised", "remembered"]
+
+_REMEMBERED: dict[tuple[str, tuple[str, ...] | None], Corpus] | None = None
+
+
+@contextmanager
+def remembered() -> Iterator[None]:
+    """In here a corpus is read once, for many runs on the same rows; the last one stays in memory."""
+    global _REMEMBERED
+    before, _REMEMBERED = _REMEMBERED, {}
+    try:
+        yield
+    finally:
+        _REMEMBERED = before
 
 
 def load(spec: CorpusSpec, labels: Sequence[str] | None = None) -> Corpus:
     """The corpus of a specification; `labels`, if given, fixes their order, and any other label is an error."""
+    if _REMEMBERED is None:
+        return _load(spec, labels)
+    key = spec.model_dump_json(), None if labels is None else tuple(labels)
+    if key not in _REMEMBERED:
+        _REMEMBERED.clear()
+        _REMEMBERED[key] = _load(spec, labels)
+    return replace(_REMEMBERED[key], counts=dict(_REMEMBERED[key].counts))
+
+
+def _load(spec: CorpusSpec, labels: Sequence[str] | None) -> Corpus:
     if spec.is_of_tasks:
-        joined = tasks.joined(str(spec.name), {task: load(part) for task, part in spec.parts().items()})
+        joined = tasks.joined(str(spec.name), {task: _load(part, None) for task, part in spec.parts().items()})
         _refuse_other_labels(joined.name, joined.label_names, labels, "task by task")
         return joined
     if spec.name in images.IMAGES:
