@@ -141,6 +141,16 @@ def test_keeping_again_changes_no_byte_and_other_scales_stay(kept: Path) -> None
         path.write_bytes(before)
 
 
+def test_brief_lines_show_the_same_scores(kept: Path, tmp_path: Path) -> None:
+    brief, runs, whole = write(tmp_path, kept / "reviews.csv", f"brief: true\n{CURVES}"), kept / "runs", lines(kept)
+    assert fedstill("reproduce", str(brief), "--seeds", "3", "--out", str(runs), "--keep", f"{tmp_path}/evidence") == 0
+    for short, long in zip(lines(tmp_path), whole, strict=True):
+        assert len(json.dumps(short)) < len(json.dumps(long))
+        assert bool(short["clients"]) != bool(short["server"])
+    table = [part.split("\n\n")[1] for part in (page(tmp_path), page(kept))]
+    assert table[0] == table[1]
+
+
 def test_a_line_of_another_experiment_is_refused_by_name(
     moved: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath
 from statistics import fmean
@@ -122,7 +122,7 @@ def _line(grid: Grid, run: GridRun, outcome: Run) -> Line:
         name: {split: _only(scores, shown) for split, scores in splits.items()}
         for name, splits in outcome.clients.items()
     }
-    return {
+    line = {
         "scale": grid.scale,
         "group": run.group,
         "row": run.row,
@@ -150,6 +150,18 @@ def _line(grid: Grid, run: GridRun, outcome: Run) -> Line:
         "notes": list(outcome.notes),
         "test": outcome.test_fingerprint,
     }
+    return _shortened(line, splits, shown) if grid.recipe.brief else line
+
+
+def _shortened(line: Line, splits: Set[str], metrics: Set[str]) -> Line:
+    """A line with the scores that the table shows alone: the server's, or the clients' where there is no server."""
+
+    def of(scores: Mapping[str, Any]) -> dict[str, Any]:
+        return {split: _only(each, metrics) for split, each in scores.items() if split in splits}
+
+    clients = {} if line["server"] else {name: of(scores) for name, scores in line["clients"].items()}
+    shorter = {"server": line["server"] and of(line["server"]), "clients": clients, "by_round": of(line["by_round"])}
+    return line | shorter | {"weights": {}, "losses": {}, "notes": []}
 
 
 def _sent(run: GridRun) -> dict[str, int]:
@@ -157,8 +169,8 @@ def _sent(run: GridRun) -> dict[str, int]:
     return asdict(account.sizes) | {"counted": account.counted}
 
 
-def _only(scores: Mapping[str, float], metrics: Iterable[str]) -> dict[str, float]:
-    return {metric: scores[metric] for metric in metrics if metric in scores}
+def _only(scores: Mapping[str, Any], metrics: Iterable[str]) -> dict[str, Any]:
+    return {metric: scores[metric] for metric in sorted(metrics) if metric in scores}
 
 
 def _rounded(value: Any) -> Any:

@@ -97,6 +97,8 @@ class Recipe(Settings):
     columns: dict[str, RecipeColumn] = Field(min_length=1)
     values: dict[str, dict[str, list[str | int | float]]] = Field(default_factory=dict)
     """The paper's numbers as printed: group -> row -> one value per column. A group has the rows listed here."""
+    brief: bool = False
+    """Lines of the evidence hold what the table shows and nothing else, because there are thousands of them."""
 
     @property
     def is_trained(self) -> bool:
