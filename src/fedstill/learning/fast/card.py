@@ -58,9 +58,9 @@ def can_step(phase: Phase, *parts: Examples) -> bool:
     is_usual = phase.settings.optimiser == "adamw" and fast_of(phase.model).steps
     if not is_usual or not all(_can(phase.model, part, phase.precision) for part in parts):
         return False
-    from fedstill.learning.fast.gpu import together
+    from fedstill.learning.fast.gpu import open, together
 
-    return together.can_stack(phase.model)
+    return open.is_home(phase) is not None or together.can_stack(phase.model)  # who is there could be stacked
 
 
 def step(phase: Phase, parts: Sequence[Examples], loss: Callable[..., Tensor]) -> Tensor | None:
@@ -104,11 +104,9 @@ def predict(model: nn.Module, data: Examples, precision: str) -> Tensor | None:
         return None
     from fedstill.learning.fast.gpu import open, together, turns
 
-    if not together.can_stack(model):
-        return None
     if (phase := open.phase_of(model)) is not None and len(data) <= FEW * phase.settings.batch:
         return _answer(turns.Question(phase, data, False))
-    return together.predict_packed(model, data)
+    return together.predict_packed(model, data) if together.can_stack(model) else None
 
 
 def _answer(question: Any) -> Tensor:
