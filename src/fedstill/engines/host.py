@@ -201,6 +201,8 @@ class Host:
 
     def _make_room(self, except_for: str) -> None:
         """Move clients away until the GPU's limit holds, and then the host's."""
+        if except_for in self.bytes and self.awake[except_for].has_open_phase:
+            return  # in the middle of a conversation, where it stays and hardly changes its weight
         self._weigh(except_for)
         staying = self.meeting | {except_for} | {name for name, client in self.awake.items() if client.has_open_phase}
         for name in in_excess(self._bytes_on("cuda"), self.plan.device_bytes, staying):

@@ -31,8 +31,8 @@ class Fast(Settings):
     """A fused optimiser."""
     graphs: bool = True
     """On a GPU: whole steps captured as CUDA graphs, clients of one architecture stacked into one model."""
-    steps: bool = False
-    """With `graphs`: also phases that are taken step by step (conversations). Off until it was measured on a GPU."""
+    steps: bool = True
+    """With `graphs`: also phases that are taken step by step (conversations)."""
 
     @model_validator(mode="before")
     @classmethod

@@ -207,6 +207,7 @@ class OpenStack(Stacked):
         if self.descending is None:
             before = [(group.first.clone(), group.second.clone()) for group in self.groups]
             hyper = self.hyper.clone()
+            self.hyper.fill_(1.0)
             self.hyper[:, 0] = 0.0  # a rate of zero
             self.descend(self.hyper)
             (self.descending,) = self.capture(partial(self.descend, self.hyper))
