@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedstill.common.errors import FedstillError
-from fedstill.wire.blends import Blending, ExpGuard, make
+from fedstill.wire.blends import About, Agreement, Blending, ExpGuard, make
 from fedstill.wire.messages import Hello, Opinion, Parameters
 from fedstill.wire.replies import Replies, uniform
 
@@ -108,6 +108,28 @@ def test_agreement_is_the_methods_own_mean_where_nobody_lies_or_few_samples_tell
     np.testing.assert_allclose(said(values, "auto").mean("logits"), values.mean(0), rtol=1e-6, atol=1e-6)
     few = correlated(6, 2)[:, :4]
     np.testing.assert_allclose(said(few, "auto").mean("logits"), few.mean(0), rtol=1e-6, atol=1e-6)
+
+
+def test_a_liar_that_learns_from_the_answers_is_not_trusted_again_at_once():
+    clients = ("liar", "b", "c", "d", "e")
+    honest, memory = correlated(5, 0), {}
+    blend = Agreement()
+    lying = honest.copy()
+    lying[0] = np.roll(lying[0], 1, axis=-1)
+    weights = torch.full((5, 1, 1), 0.2, dtype=torch.float64)
+    shares = []
+    for round, values in enumerate([honest, lying, honest, honest, honest], 1):
+        mean = blend.opinions(torch.tensor(values), weights, "logits", About(clients, round, memory)).numpy()
+        shares.append(bool(np.allclose(mean, values.mean(0))))
+        assert shares[-1] or np.allclose(mean, values[1:].mean(0))
+    assert shares == [True, False, False, False, False]  # good behaviour before is no credit, after it takes long
+
+
+def test_trust_is_lost_by_a_sum_of_small_doubts_and_regained_step_by_step():
+    about, trusted = About(("a", "b", "c")), []
+    for margins in ([-1.5, 5.0, 0.5], [-1.0, 5.0, 0.5], [9.0, -2.5, 0.5], [0.0, 9.0, 0.5]):
+        trusted.append(Agreement().trust(torch.tensor(margins, dtype=torch.float64), about).int().tolist())
+    assert trusted == [[1, 1, 1], [0, 1, 1], [1, 0, 1], [1, 1, 1]]
 
 
 def test_copies_of_an_opinion_count_once_together():

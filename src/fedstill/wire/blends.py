@@ -17,7 +17,16 @@ from torch import Tensor
 
 from fedstill.common.construct import construct
 from fedstill.common.errors import FedstillError
-from fedstill.wire.robust import agreeing, capped, filtered, median, weighted_median, weighted_trimmed
+from fedstill.wire.robust import (
+    DEVIATIONS,
+    agreement,
+    capped,
+    copies,
+    filtered,
+    median,
+    weighted_median,
+    weighted_trimmed,
+)
 
 Holds = Literal["logits", "probabilities"]
 """What an array of opinions holds."""
@@ -186,19 +195,33 @@ class ExpGuard(Blend):
 class Agreement(Blend):
     """The method's own mean of the clients that agree with most others; copies of one opinion count once together.
 
-    A client is left out if its agreement is below `share` of the majority's (`robust.agreeing`). Logits
-    are at most `LOUDEST` times as large as the median client's, on average. Models are blended as by `clipped`.
+    A client is left out while it agrees with the majority less than `share` as much as they do among themselves, by
+    more than chance, now or not long ago (`trust`). Logits are at most `LOUDEST` times as large as the median client's,
+    on average. Models are blended as by `clipped`.
     """
 
     share: Annotated[float, Field(gt=0, lt=1)] = 0.4
     name: ClassVar[str] = "agreement"
 
     def opinions(self, values: Tensor, weights: Tensor, holds: Holds, about: About) -> Tensor:
-        trusted = weights * _beside(agreeing(probabilities(values, holds), self.share), weights)
+        quiet = _not_too_loud(values, holds)
+        said = probabilities(quiet, holds)
+        trusted = weights * _beside(self.trust(agreement(said, self.share), about) / copies(said), weights)
         total = trusted.sum(0)
         shares = about.cap(torch.where(total > 0, trusted / total.clamp(min=1e-300), weights))
-        blend = (_not_too_loud(values, holds) * shares).sum(0)
+        blend = (quiet * shares).sum(0)
         return (_normalised(blend) if holds == "probabilities" else blend).to(values.dtype)
+
+    def trust(self, margins: Tensor, about: About) -> Tensor:
+        """1 for clients whose margins, added up, are not below what chance makes of an honest one's, else 0.
+
+        Who lied once has learnt from the others' answer by the next round, and agrees better while it still lies. So
+        the sum never rises above zero, and by one at most: trust is lost at once and regained slowly.
+        """
+        for client, margin in zip(about.clients, margins.tolist(), strict=True):
+            before = float(about.memory.get(client, torch.zeros(1, dtype=torch.float64)))
+            about.memory[client] = torch.tensor([min(0.0, before + min(margin, 1.0))], dtype=torch.float64)
+        return (torch.cat([about.memory[client] for client in about.clients]) >= -DEVIATIONS).double()
 
     def models(self, models: Models, weights: Tensor, about: About) -> dict[str, Tensor]:
         return Clipped().models(models, weights, about)

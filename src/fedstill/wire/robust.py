@@ -24,7 +24,7 @@ NORMAL = 1.4826
 """Turns the median distance from the median into the standard deviation, for a normal distribution."""
 DUST = 1e-9
 """Differences of weights up to this are rounding errors."""
-DEVIATIONS = 3.0
+DEVIATIONS = 2.0
 """How many standard deviations of a correlation by chance a client must be off."""
 COPY = 0.999
 """Opinions with a higher correlation are copies: models that were trained apart never agree so closely."""
@@ -109,34 +109,47 @@ def capped(weights: Tensor, most: float) -> Tensor:
     return result
 
 
-def agreeing(opinions: Tensor, share: float) -> Tensor:
-    """How far each client is to be trusted, 0 to 1, as [K]: 0 where it agrees too little with most of the others.
+def agreement(opinions: Tensor, share: float) -> Tensor:
+    """How far each client's agreement with the majority is above what is needed, [K]; the unit is the standard
+    deviation of a correlation by chance.
 
     Two clients agree as their probabilities correlate over samples, each class around its own mean, so that a thousand
     samples tell a weak model from a liar. Of K clients more than half are honest, so every honest one has K // 2
-    others that agree with it: a client's agreement is the K // 2-th largest of its correlations. It is too little
-    below `share` of the majority's median, by more than chance does with so few samples. Copies of one opinion, if a
-    minority, count once together.
+    others that agree with it: the majority are those whose K // 2-th largest correlation is large enough. What a
+    client says is then compared with all of them: its mean correlation needs to be `share` of their median.
     """
     clients, samples, classes = opinions.shape
+    nothing = torch.zeros(clients, dtype=torch.float64)
     if clients < 3:
-        return torch.ones(clients, dtype=torch.float64)
-    centred = (opinions.double() - opinions.double().mean(1, keepdim=True)).flatten(1)
-    unit = centred / centred.norm(dim=1, keepdim=True).clamp(min=1e-300)
-    correlations = unit @ unit.T
-    alone = correlations.masked_fill(torch.eye(clients, dtype=torch.bool), -torch.inf)
-    agreement = alone.sort(1, descending=True).values[:, clients // 2 - 1]
-    majority = agreement.sort(descending=True).values[: clients // 2 + 1].median()
-    chance = DEVIATIONS / math.sqrt(samples * max(classes - 1, 1))
-    trusted = (agreement >= share * majority - chance) | (majority <= chance)
-    return torch.as_tensor(trusted.double() / _copies(opinions, correlations))
+        return nothing
+    deviation = 1 / math.sqrt(samples * max(classes - 1, 1))
+    correlations, itself = _correlations(opinions), torch.eye(clients, dtype=torch.bool)
+    agrees = correlations.masked_fill(itself, -torch.inf).sort(1, descending=True).values[:, clients // 2 - 1]
+    median = agrees.sort(descending=True).values[: clients // 2 + 1].median()
+    if median <= DEVIATIONS * deviation:
+        return nothing  # nobody agrees with anybody: there is no majority yet
+    for _ in range(clients):
+        majority = agrees >= share * median - DEVIATIONS * deviation
+        others = majority & ~itself
+        agrees = correlations.where(others, 0.0).sum(1) / others.sum(1).clamp(min=1)
+        median = agrees[majority].median()
+        if bool((majority == (agrees >= share * median - DEVIATIONS * deviation)).all()):
+            break
+    return (agrees - share * median) / deviation
 
 
-def _copies(opinions: Tensor, correlations: Tensor) -> Tensor:
+def copies(opinions: Tensor) -> Tensor:
     """How many clients say the same as each; 1 where honest ones may, too: the majority, and votes of 0 or 1."""
     are_votes = (opinions.amax(-1) > COPY).all(1)
-    copies = (correlations > COPY).sum(1).clamp(min=1)
-    return torch.where(are_votes | (2 * copies > len(opinions)), 1, copies)
+    found = (_correlations(opinions) > COPY).sum(1).clamp(min=1)
+    return torch.where(are_votes | (2 * found > len(opinions)), 1, found)
+
+
+def _correlations(opinions: Tensor) -> Tensor:
+    """Of every two clients, [K, K]."""
+    centred = (opinions.double() - opinions.double().mean(1, keepdim=True)).flatten(1)
+    unit = centred / centred.norm(dim=1, keepdim=True).clamp(min=1e-300)
+    return torch.as_tensor(unit @ unit.T)
 
 
 def most(share: float, clients: int) -> int:
