@@ -158,6 +158,7 @@ def test_a_missing_text_is_a_text_without_words(taught: FederatedClassifier) -> 
         (([["a", "b"], ["c", "d"]], ["x", "y"]), r"a row is a text \(text\), and one is \"\['a', 'b'\]\""),
         (([1, 2], ["x", "y"]), "a row is a text"),
         (("a text", ["x"]), "give a list of texts"),
+        (({"train": (["a"], ["x"]), "test": (["b"], ["x"])},), "train, test are parts, not clients"),
         (({"north": (["a"], ["x"])}, ["x"]), "clients with their labels, and no `y`"),
         ((pandas.DataFrame({"text": ["a"], "label": ["x"]}),), "this is one table: give its labels as `y`"),
         ((pandas.DataFrame({"body": ["a"]}), ["x"]), "no column 'text'"),

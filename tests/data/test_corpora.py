@@ -18,6 +18,7 @@ from fedstill.data.corpora.embedded import Embedded, Source
 from fedstill.data.corpora.files import Row
 from fedstill.data.corpora.tweets import ENTITIES
 from fedstill.data.corpus import Corpus
+from fedstill.data.partition import PartitionSpec, split
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
@@ -222,6 +223,21 @@ def test_a_group_column_and_equal_texts_are_joined_through_each_other(tmp_path):
     groups = read(path, group="order").groups.tolist()
     assert len(set(groups[:4])) == 1
     assert len(set(groups)) == 4
+
+
+def test_a_validation_file_is_for_validation_in_every_partition(tmp_path):
+    path = write(tmp_path / "a.csv", "text,label\none,x\ntwo,y\nthree,x\nfour,y\n")
+    dev = write(tmp_path / "dev.csv", "text,label\nfive,y\nsix,x\n")
+    corpus = read(path, validation=str(dev))
+    assert corpus.validating.tolist() == [False] * 4 + [True] * 2
+    parts = split(corpus, PartitionSpec(kind="iid", clients=2, public=0, test=0, validation=0.5), seed=0)
+    assert sorted(np.concatenate(list(parts.validation.values()))) == [4, 5]
+    assert sorted(np.concatenate(list(parts.train.values()))) == [0, 1, 2, 3]
+    write(dev, "text,label\nfive,z\n")
+    with pytest.raises(
+        FedstillError, match=r"dev.csv, row 2: no training row has the label 'z' \(1 such validation row"
+    ):
+        read(path, validation=str(dev))
 
 
 def test_a_test_file_is_held_out_and_texts_in_both_are_counted(tmp_path):

@@ -17,9 +17,11 @@ from fedstill.algorithms.base import Algorithm
 from fedstill.api.running import run
 from fedstill.common.errors import FedstillError
 from fedstill.common.plugins import nearest
+from fedstill.common.words import listed
 from fedstill.config.experiment import Experiment
 from fedstill.data.corpora import memory
 from fedstill.data.corpora.files import ONE_LABEL
+from fedstill.data.corpora.named import PARTS
 from fedstill.models.build import Model
 from fedstill.models.labelling import Predictions
 from fedstill.results.record import Record
@@ -193,8 +195,8 @@ class FederatedClassifier:
     def _cells(self, texts: Any, where: str = "texts") -> list[dict[str, Any]]:
         """Texts by column."""
         columns = self._columns
-        if isinstance(texts, str):
-            raise FedstillError(f"{where}: give a list of texts: [text], if it is one.")
+        if isinstance(texts, str | Mapping):
+            raise FedstillError(f"{where}: give a list of texts, or one table.")
         if memory.is_table(texts) and len(texts):
             rows = memory.records(self._checked(texts, columns, where))
             return [{column: row[column] for column in columns} for row in rows]
@@ -229,6 +231,8 @@ class FederatedClassifier:
                 "this is one table: give its labels as `y`, or tables by client, {'north': table, ...}."
             )
         named = clients if isinstance(clients, Mapping) else _numbered(clients)
+        if PARTS.keys() & set(named):
+            raise FedstillError(f"{listed(list(named))} are parts, not clients: fit one, with its labels as `y`.")
         parts = {str(name): self._part(str(name), part) for name, part in named.items()}
         return (
             [cells for rows, _ in parts.values() for cells in rows],

@@ -121,23 +121,23 @@ def _missing(found: Examined, spec: CorpusSpec, labels: Sequence[str] | None) ->
 
 
 def _unseen(found: Examined, spec: CorpusSpec, labels: Sequence[str] | None) -> None:
-    """Labels of a separate test that no training row has."""
-    if not found.source.test_rows:
-        return
-    seen = {row.label for row in found.source.rows if row.has_text}
-    new = [row for row in found.source.test_rows if row.has_text and row.label not in seen]
+    """Labels of a separate test or validation that no training row has."""
+    apart = [*(row for row in found.source.rows if row.validates), *(found.source.test_rows or ())]
+    seen = {row.label for row in found.source.rows if row.has_text and not row.validates}
+    new = [row for row in apart if row.has_text and row.label not in seen]
     if not new:
         return
+    kind = "validation row" if new[0].validates else "test row"
     if spec.unseen == "drop":
         found.drop("label unseen in training", new)
         return
     names = _counted_labels(new)
     if labels is not None and all(row.label in labels for row in new):
-        found.notices.append(f"test rows have labels that no training row has: {names}; no model can learn them.")
+        found.notices.append(f"{kind}s have labels that no training row has: {names}; no model can learn them.")
         return
     if labels is None:
         found.faults.append(
-            f"{_place(new)}: no training row has the label {new[0].label!r} ({counted(len(new), 'such test row')}: "
+            f"{_place(new)}: no training row has the label {new[0].label!r} ({counted(len(new), f'such {kind}')}: "
             f"{names}); correct it, leave such rows out with `corpus: {{unseen: drop}}`, or name all classes with "
             "`labels:`."
         )
