@@ -47,6 +47,9 @@ def test_missing_labels_are_counted_and_dropped_on_request(tmp_path):
     corpus = read(tmp_path, labels, missing="drop")
     assert names(corpus) == ["x", "y", "x"]
     assert corpus.counts == {"rows read": 6, "no label": 3, "rows kept": 3}
+    assert corpus.notices == (
+        f"left out 3 rows without a label: {tmp_path / 'a.csv'}, row 3, as in 3 of 6 rows (also 5, 6).",
+    )
     assert "no row is left (no label)" in refusal(tmp_path, ["", "nan"], missing="drop")
 
 
@@ -60,6 +63,7 @@ def test_a_test_label_that_no_training_row_has_is_no_class_by_accident(tmp_path,
     corpus = read(tmp_path, ["x", "y"], test=other_file, unseen="drop")
     assert corpus.label_names == ("x", "y")
     assert corpus.counts == {"rows read": 6, "label unseen in training": 3, "rows kept": 3}
+    assert corpus.notices == ("left out 3 test rows with labels that no training row has: 'z' 2, 'w' 1.",)
     named = read(tmp_path, ["x", "y"], ["x", "y", "z", "w"], test=other_file)
     assert len(named) == 6
     assert "no training row has: 'z' 2, 'w' 1" in named.notices[0]
@@ -80,7 +84,9 @@ def test_spellings_of_one_label_are_told_and_folded_on_request(tmp_path, labels)
     )
     folded = read(tmp_path, labels, fold_labels=True)
     assert names(folded) == ["good"] * 4 + ["bad"]
-    assert folded.notices == ()
+    assert folded.notices == (
+        "labels that differ in case or spacing are one: 'GOOD' (1) is read as 'good', 'Good' (1) is read as 'good'.",
+    )
     assert names(read(tmp_path, labels, ["Bad", "GOOD"], fold_labels=True)) == ["GOOD"] * 4 + ["Bad"]
 
 

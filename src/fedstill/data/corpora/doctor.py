@@ -37,11 +37,12 @@ class Examined:
         """All rows with a text; those without one are left out later, whatever their label."""
         return [row for row in (*self.source.rows, *(self.source.test_rows or ())) if row.has_text]
 
-    def change(self, label: Callable[[str], str]) -> None:
-        """Write labels in another way."""
+    def change(self, label: Callable[[str], str]) -> dict[str, str]:
+        """Write labels in another way; which have changed, and into what."""
         new = {old: made for old in {row.label for row in self.rows} if (made := label(old)) != old}
         if new:
             self._each(lambda rows: [row._replace(label=new.get(row.label, row.label)) for row in rows])
+        return new
 
     def drop(self, why: str, among: Iterable[Row]) -> None:
         """Leave rows out and count them."""
@@ -62,7 +63,11 @@ def examine(source: Source, spec: CorpusSpec, labels: Sequence[str] | None) -> t
     """The rows to use, their labels written in one way, and what the user should know; raises all faults at once."""
     read = len(source.rows) + len(source.test_rows or ())
     found = Examined(source)
-    found.change(_one_way(found.rows, labels, spec.fold_labels))
+    counts = Counter(row.label for row in found.rows)
+    folded = found.change(_one_way(found.rows, labels, spec.fold_labels))
+    if spec.fold_labels and folded:
+        names = [f"{old!r} ({counts[old]:,}) is read as {new!r}" for old, new in sorted(folded.items())]
+        found.notices.append(f"labels that differ in case or spacing are one: {listed(names, 8)}.")
     _missing(found, spec, labels)
     _unseen(found, spec, labels)
     _not_classes(found, spec, labels)
@@ -110,9 +115,12 @@ def _one_way(rows: Sequence[Row], labels: Sequence[str] | None, fold: bool) -> C
 
 def _missing(found: Examined, spec: CorpusSpec, labels: Sequence[str] | None) -> None:
     gone = [row for row in found.rows if _is_missing(row.label) and row.label not in (labels or ())]
+    if not gone:
+        return
     if spec.missing == "drop":
+        found.notices.append(f"{_left_out(gone, 'row')} without a label: {_place(gone)}{_also(gone, found)}.")
         found.drop("no label", gone)
-    elif gone:
+    else:
         found.faults.append(
             f"{_place(gone)}: the label is missing{_also(gone, found)}; fill it in, or leave such rows out with "
             "`corpus: {missing: drop}`."
@@ -128,10 +136,11 @@ def _unseen(found: Examined, spec: CorpusSpec, labels: Sequence[str] | None) -> 
     if not new:
         return
     kind = "validation row" if new[0].validates else "test row"
+    names = _counted_labels(new)
     if spec.unseen == "drop":
+        found.notices.append(f"{_left_out(new, kind)} with labels that no training row has: {names}.")
         found.drop("label unseen in training", new)
         return
-    names = _counted_labels(new)
     if labels is not None and all(row.label in labels for row in new):
         found.notices.append(f"{kind}s have labels that no training row has: {names}; no model can learn them.")
         return
@@ -207,6 +216,10 @@ def _number(label: str) -> float | None:
         return float(label)
     except ValueError:
         return None
+
+
+def _left_out(rows: Sequence[Row], what: str) -> str:
+    return f"left out {counted(len(rows), what)}"
 
 
 def _place(rows: Sequence[Row]) -> str:
