@@ -314,6 +314,8 @@ def test_a_wrong_encoding_is_located_to_the_byte(tmp_path):
     path = write(tmp_path / "a.csv", "text,label\na,x\nca\u00f1on,y\n", encoding="cp1252")
     with pytest.raises(FedstillError, match=r"a\.csv, row 3: byte 18 of the file is not utf-8; set `encoding:`"):
         read(path)
+    with pytest.raises(FedstillError, match=r"byte 1 of the file is not utf-8; set .* for example utf-16"):
+        read(write(tmp_path / "b.csv", "text,label\na,x\n", encoding="utf-16"))
 
 
 def test_a_missing_file_and_an_empty_folder_say_so(tmp_path):

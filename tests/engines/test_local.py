@@ -200,7 +200,7 @@ def test_what_was_done_to_labels_is_in_the_record_and_in_its_report(tmp_path):
     record = run(experiment, tmp_path / "run", progress=False)
     assert [line["party"] for line in record.log if "note" in line][:3] == ["corpus", "corpus", "clients"]
     assert "'Good' (20) is read as 'good'" in record.notes[0]
-    assert record.notes[1].startswith("left out 20 rows without a label: ")
+    assert record.notes[1].startswith("left out 20 of 100 rows, which have no label: ")
     assert record.counts == {"rows read": 100, "no label": 20, "rows kept": 80}
     (tmp_path / "rows.csv").unlink()  # the report needs no corpus for it
     said = remarks(record, Material.of(record))
