@@ -247,8 +247,7 @@ def _place(rows: Sequence[Row]) -> str:
 
 def _places(rows: Sequence[Row]) -> str:
     """Where the first of these rows are."""
-    lines = ", ".join(str(row.line) for row in rows[:6])
-    return f"{rows[0].file}, row{'' if len(rows) == 1 else 's'} {lines}{', ...' if len(rows) > 6 else ''}"
+    return f"{rows[0].file}, row{'' if len(rows) == 1 else 's'} {listed([str(row.line) for row in rows], 6)}"
 
 
 def _also(rows: Sequence[Row], found: Examined) -> str:
