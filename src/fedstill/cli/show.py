@@ -85,6 +85,7 @@ def _print_page(what: str, page: Any, console: Console, as_json: bool) -> None:
 
 def _tell(found: Method, console: Console) -> None:
     """A method, as text and a table of its options."""
+    from fedstill.common.plugins import is_own
     from fedstill.results.fitting import fit
 
     letters = " (N public samples, C classes, K clients, P parameters)"
@@ -110,6 +111,7 @@ def _tell(found: Method, console: Console) -> None:
     console.print(fit(table, console.width))
     first = found.options[0]
     said = f"fedstill run x.yaml 'algorithm={{name: {found.name}, {first.name}: {first.default}}}'"
+    said += " --trust-code" if is_own(found.name) else ""
     console.print(f"In an experiment: {said}", highlight=False, soft_wrap=True, markup=False)
 
 
