@@ -15,12 +15,17 @@ TOLD = (RoundDone(1, 3, 7, 10.0, 0.0), RoundDone(2, 3, 14, 14.0, 4.0), RoundDone
 def test_the_last_digest_is_counted_from_the_first_round_on_that_has_one() -> None:
     took = {event.round: Took(event.seconds, event.digest_s) for event in TOLD}
     assert left({}, 3) is None
-    assert left({1: took[1]}, 3) == Left(20.0, is_whole=False)  # nobody has digested anything yet
-    assert left({number: took[number] for number in (1, 2)}, 3) == Left(14.0 + 4.0, is_whole=True)
-    assert left(took, 3) == Left(4.0, is_whole=True)
+    assert left({1: took[1]}, 3) == Left(10.0, 10.0, is_whole=False)  # nobody has digested anything yet
+    assert left({number: took[number] for number in (1, 2)}, 3) == Left(14.0, 4.0)
+    assert left(took, 3) == Left(4.0)
     assert left({1: took[1]}, 1) is None
-    assert left({1: Took(10.0, 2.0)}, 3) == Left(22.0, is_whole=True)  # a method that begins with an answer
-    assert left({2: took[2]}, 3) == Left(18.0, is_whole=True)  # a run that goes on after its first round
+    assert left({1: Took(10.0, 2.0)}, 3) == Left(10.0, 12.0)  # a method that begins with an answer
+    assert left({2: took[2]}, 3) == Left(14.0, 4.0)  # a run that goes on after its first round
+
+
+def test_a_late_round_takes_nothing_from_those_after_it() -> None:
+    assert str(Left(14.0, 18.0).after(10.0)) == "about 22 s left"
+    assert str(Left(14.0, 18.0).after(100.0)) == "about 18 s left"
 
 
 def test_progress_says_what_is_left_until_models_are_saved() -> None:
@@ -41,4 +46,4 @@ def test_progress_says_what_is_left_until_models_are_saved() -> None:
     [(0.2, "about 1 s left"), (40, "about 40 s left"), (600, "about 10 min left"), (9e3, "about 2.5 h left")],
 )
 def test_durations_are_said_roughly(seconds: float, says: str) -> None:
-    assert str(Left(seconds, is_whole=True)) == says
+    assert str(Left(seconds)) == says

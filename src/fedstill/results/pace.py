@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple
 
@@ -22,12 +22,19 @@ class Took(NamedTuple):
 class Left:
     """The seconds that a run still takes; `is_whole`: with the last digest, which follows the last round."""
 
-    seconds: float
-    is_whole: bool
+    now_s: float
+    """Of the round, or the digest, that goes on now."""
+    later_s: float = 0.0
+    is_whole: bool = True
+
+    @property
+    def seconds(self) -> float:
+        """All of them."""
+        return self.now_s + self.later_s
 
     def after(self, seconds: float) -> Left:
-        """What is left when so many more have passed."""
-        return Left(max(0.0, self.seconds - seconds), self.is_whole)
+        """What is left when so many more have passed; a round that is late takes nothing from those after it."""
+        return replace(self, now_s=max(0.0, self.now_s - seconds))
 
     def __str__(self) -> str:
         """About how long that is."""
@@ -46,6 +53,7 @@ def left(took: Mapping[int, Took], rounds: int) -> Left | None:
     """
     whole = [each for number, each in sorted(took.items()) if number > 1 or each.digest_s][-LAST:]
     more = rounds - max(took, default=rounds)
-    if whole:
-        return Left(fmean(each.seconds for each in whole) * more + fmean(each.digest_s for each in whole), True)
-    return Left(took[max(took)].seconds * more, False) if more else None
+    if not whole:
+        return Left(usual := took[max(took)].seconds, usual * (more - 1), is_whole=False) if more else None
+    usual, digest_s = fmean(each.seconds for each in whole), fmean(each.digest_s for each in whole)
+    return Left(usual, usual * (more - 1) + digest_s) if more else Left(digest_s)

@@ -155,4 +155,4 @@ def test_the_last_digest_is_left_after_the_last_round(stopped: Path) -> None:
         assert fedstill.common.locks.lock(file.fileno())
         state = State.of(stopped)
     assert (state.round, state.rounds) == (3, 3)
-    assert state.left == Left(150.0, is_whole=True)  # one of three clients was active, and all of them digest
+    assert state.left == Left(150.0)  # one of three clients was active, and all of them digest

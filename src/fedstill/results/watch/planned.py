@@ -63,7 +63,7 @@ class Planned:
         """About how long all of it still takes."""
         if self.left_s is None or not self.is_at_work:
             return ""
-        return str(Left(self.left_s, is_whole=True).after(max(0.0, time.time() - self.at)))
+        return str(Left(self.left_s).after(max(0.0, time.time() - self.at)))
 
     def panel(self, states: Sequence[State]) -> Panel:
         """Every run and how it stands."""
