@@ -194,8 +194,8 @@ def test_the_commands_of_a_page_do_what_it_says(
     stand_in(tmp_path, page, monkeypatch)
     for command in in_blocks(page):
         words = command.words
-        if words[-1] in ENDS_AT_ONCE:
-            continue
+        if words[-1] in ENDS_AT_ONCE or (words[0] == "push" and not {"--dry-run", "--out"} & set(words)):
+            continue  # nothing that a test does may leave this machine
         if "--resume" in words:
             more = any(word.startswith("rounds=") for word in words)
             runs(Path("runs/shops/seed-0"), 1 if more else 2, interrupted=not more)

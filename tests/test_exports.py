@@ -66,7 +66,7 @@ def test_the_blocks_of_the_page_run_in_their_order(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    assert len(BLOCKS) == len(re.findall(r"^```[a-z]", PAGE, re.MULTILINE)) == 6
+    assert len(BLOCKS) == len(re.findall(r"^```[a-z]", PAGE, re.MULTILINE)) == 7
     for block in BLOCKS:
         exec(compile(block, "docs/api.md", "exec"), names)
     printed = capsys.readouterr().out

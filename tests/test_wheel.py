@@ -46,7 +46,7 @@ def _python(*words: str, path: Path | None = None, cwd: Path | None = None) -> s
     """Run this Python; `path` is where fedstill is imported from, in place of the source tree."""
     known = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     known |= {} if path is None else {"PYTHONPATH": str(path)}
-    done = subprocess.run([sys.executable, *words], cwd=cwd, env=known, capture_output=True, text=True, timeout=600)
+    done = subprocess.run([sys.executable, *words], cwd=cwd, env=known, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -80,3 +80,10 @@ def test_it_runs_away_from_the_source_tree(empty: Path, tmp_path: Path) -> None:
     pytest.importorskip("plotly", reason="the packages of report pages are absent")
     fedstill("report", "runs/shops", "--out", "page.html")
     assert "Plotly" in (tmp_path / "page.html").read_text()
+
+
+def test_the_demo_is_inside(empty: Path, tmp_path: Path) -> None:
+    told = json.loads(_python("-m", "fedstill", "demo", "--json", path=empty, cwd=tmp_path))
+    assert {row["algorithm"] for row in told["comparison"]["rows"]} == {"Local", "LogitAvg", "AdaFD", "Centralized"}
+    assert told["gain"] > 0
+    assert len(list((tmp_path / "runs" / "demo").glob("*/seed-0/summary.json"))) == 4

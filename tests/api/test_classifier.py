@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
-from sklearn.base import clone
+from sklearn.base import clone, is_classifier
+from sklearn.metrics import accuracy_score
+from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
 
 import fedstill
 from fedstill import FederatedClassifier, FedstillError
@@ -93,6 +95,78 @@ def test_public_texts_and_the_records_folder_are_the_users(
     ledger = [line for line in taught.record_.ledger if line["message"] == "Opinion"]
     assert taught.record_.folder == tmp_path / "run"
     assert ledger[0]["payload"] == 3 * 30 * 3 * 4  # clients, public texts, classes, bytes
+
+
+@pytest.fixture(scope="module")
+def flat(parts: dict[str, tuple[list[str], list[int]]]) -> tuple[list[str], list[int], list[str]]:
+    """All texts, all labels, and whose each is."""
+    return (
+        [text for texts, _ in parts.values() for text in texts],
+        [label for _, labels in parts.values() for label in labels],
+        [name for name, (texts, _) in parts.items() for _ in texts],
+    )
+
+
+def test_texts_with_labels_and_domains_are_the_same_federation(
+    taught: FederatedClassifier, flat: tuple[list[str], list[int], list[str]]
+) -> None:
+    texts, labels, shops = flat
+    listed = clone(taught).fit(texts, labels, domains=shops)
+    np.testing.assert_array_equal(listed.predict_proba(texts), taught.predict_proba(texts))
+    frame = pandas.DataFrame({"text": texts, "other": 1}, index=range(100, 100 + len(texts)))
+    framed = clone(taught).fit(frame, pandas.Series(labels), domains=np.array(shops))
+    np.testing.assert_array_equal(framed.predict_proba(frame), taught.predict_proba(texts))
+    assert framed.score(frame, pandas.Series(labels)) == accuracy_score(labels, framed.predict(frame["text"]))
+
+
+def test_without_domains_rows_are_dealt_out(flat: tuple[list[str], list[int], list[str]]) -> None:
+    texts, labels, _ = flat
+    blank = FederatedClassifier(clients="bow", server="bow", rounds=1, progress=False)
+    assert blank.fit(texts, labels).record_.summary["clients"] == ["client-1", "client-2", "client-3"]
+    two = clone(blank).set_params(clients=["bow", "bow"]).fit(np.array(texts), np.array(labels))
+    assert two.record_.summary["clients"] == ["client-1", "client-2"]
+    drawn = clone(blank).set_params(settings={"partition": {"kind": "dirichlet", "clients": 4}}).fit(texts, labels)
+    assert drawn.record_.settings["partition"]["kind"] == "dirichlet"
+    assert len(drawn.record_.summary["clients"]) == 4
+
+
+def test_scikit_learn_searches_and_cross_validates(
+    taught: FederatedClassifier, flat: tuple[list[str], list[int], list[str]]
+) -> None:
+    texts, labels, shops = flat
+    assert is_classifier(taught)
+    folds = StratifiedKFold(2, shuffle=True, random_state=0)
+    grid = {"settings": [{"train": {"epochs": 1, "rate": 1e-9}}, {"train": {"epochs": 4}}]}
+    found = GridSearchCV(clone(taught), grid, cv=folds, error_score="raise").fit(texts, labels, domains=shops)
+    assert found.best_params_ == {"settings": {"train": {"epochs": 4}}}
+    assert found.best_estimator_.record_.summary["clients"] == ["books", "garden", "toys"]
+    assert found.score(texts, labels) > 0.8 > found.cv_results_["mean_test_score"][0]
+    given = {"domains": shops}
+    scores = cross_val_score(clone(taught), pandas.Series(texts), labels, cv=folds, scoring="accuracy", params=given)
+    assert scores.mean() == found.best_score_
+
+
+def test_a_missing_text_is_a_text_without_words(taught: FederatedClassifier) -> None:
+    np.testing.assert_array_equal(taught.predict_proba(pandas.Series([None])), taught.predict_proba([""]))
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ((["a", "b"], ["x"]), "there are 2 texts and 1 labels"),
+        ((["a", "b"], [["x", "y"], ["x"]]), "one label for a text, not several"),
+        (([["a", "b"], ["c", "d"]], ["x", "y"]), r"a row is a text \(text\), and one is \"\['a', 'b'\]\""),
+        (([1, 2], ["x", "y"]), "a row is a text"),
+        (("a text", ["x"]), "give a list of texts"),
+        (({"train": (["a"], ["x"]), "test": (["b"], ["x"])},), "train, test are parts, not clients"),
+        (({"north": (["a"], ["x"])}, ["x"]), "clients with their labels, and no `y`"),
+        ((pandas.DataFrame({"text": ["a"], "label": ["x"]}),), "this is one table: give its labels as `y`"),
+        ((pandas.DataFrame({"body": ["a"]}), ["x"]), "no column 'text'"),
+    ],
+)
+def test_mistakes_in_rows_are_one_sentence(given: tuple[Any, ...], sentence: str) -> None:
+    with pytest.raises(FedstillError, match=sentence):
+        FederatedClassifier().fit(*given)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -54,6 +55,14 @@ def test_the_page_names_every_method_of_the_rules_and_its_evidence() -> None:
         assert re.search(rf"\b{name}\b", table), name
         page = one.evidence
         assert f"`{page}`" in table or f"]({page.removeprefix('docs/')})" in table, page
+
+
+def test_advice_is_json_too(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedstill("show", "algorithms", "--advise", "shops.yaml", "clients=bow", "server=bow", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [one["algorithm"] for one in told["tries"]] == ["AdaFD", "DSFL", "FedAvg"]
+    assert told["tries"][0]["bytes"] == 4 * (72 * 3 * (3 + 1) + 3)  # NC(K+1)+K numbers of four bytes
+    assert told["obstacles"]["FedID"].startswith("needs labelled")
 
 
 def test_wishes_are_options(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,4 +116,4 @@ def test_messy_labels_are_told_before_anything_is_trained(here: Path, capsys: py
     assert fedstill("run", "shops.yaml", "corpus.missing=drop", "algorithm=Local", "rounds=1", "train.epochs=1") == 0
     printed = capsys.readouterr().out
     assert "corpus: 240 rows read; no label: 2, rows kept: 238" in printed
-    assert "note: 'Good' (3), 'good'" in printed
+    assert "note: corpus: 'Good' (3), 'good'" in printed

@@ -110,6 +110,12 @@ def test_show_lists_what_there_is(what: str, capsys: pytest.CaptureFixture[str])
     assert name in [row["name"] for row in json.loads(capsys.readouterr().out)]
 
 
+def test_show_a_method_of_your_own_says_how_to_run_it(capsys: pytest.CaptureFixture[str]) -> None:
+    own = Path(__file__).resolve().parents[2] / "examples" / "own_method.py"
+    assert fedstill("show", f"{own}:Confident", "--trust-code") == 0
+    assert capsys.readouterr().out.rstrip().endswith("sharpness: 2}' --trust-code")
+
+
 def test_show_a_method_tells_its_options_with_defaults_what_it_sends_and_its_paper(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

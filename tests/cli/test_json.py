@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 
 from fedstill.cli import demo as demonstration
+from fedstill.cli import federation, main
 from tests.cli.test_cli import TEN_LINES, fedstill
 from tests.cli.test_demo import tiny  # noqa: F401
 
@@ -62,6 +64,23 @@ def test_the_demo_ends_with_json(tiny: None, tmp_path: Path, capsys: pytest.Capt
     told = json.loads(capsys.readouterr().out)
     assert told["gain"] == gain
     assert len(told["comparison"]["rows"]) == 4
+
+
+def test_the_list_of_figures_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedstill("figure", "--json") == 0
+    assert json.loads(capsys.readouterr().out)[0].keys() == {"name", "shows", "made by", "takes"}
+    assert fedstill("figure", "adafd/fig4", "--json") == 1
+
+
+def test_every_command_has_json_but_those_without_a_table() -> None:
+    def without(app: typer.Typer) -> set[str]:
+        commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+        return {
+            name for name, command in commands.items() if "--json" not in {o for p in command.params for o in p.opts}
+        }
+
+    assert without(main.app) == {"federation", "fetch", "trust", "report", "watch", "predict", "push"}
+    assert without(federation.app) == {"init", "serve", "submit", "stop", "join", "leave"}
 
 
 @pytest.mark.parametrize(("settings", "is_red"), [({"NO_COLOR": "1"}, False), ({}, True)])

@@ -1,3 +1,5 @@
+from dataclasses import dataclass
+
 import pytest
 
 from fedstill.common.errors import FedstillError
@@ -63,6 +65,11 @@ class Closed:
         pass
 
 
+@dataclass(frozen=True)
+class Bare:
+    width = 1  # without its type it is no field
+
+
 class Open:
     def __init__(self, given, width=1, **others):
         pass
@@ -80,6 +87,7 @@ def test_options_that_the_constructor_takes_pass():
         (Closed, "zzz", "Closed has no option 'zzz'; known: depth, width"),
         (Closed, "given", "Closed has no option 'given'"),
         (Open, "given", "Open has no option 'given'"),
+        (Bare, "width", "Bare has no option 'width'; it has none: an option is a field of a frozen dataclass"),
     ],
 )
 def test_other_options_are_refused_with_the_nearest_name(cls, option, complaint):

@@ -18,6 +18,7 @@ from fedstill.data.corpora.embedded import Embedded, Source
 from fedstill.data.corpora.files import Row
 from fedstill.data.corpora.tweets import ENTITIES
 from fedstill.data.corpus import Corpus
+from fedstill.data.partition import PartitionSpec, split
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
@@ -237,6 +238,21 @@ def test_a_group_column_and_equal_texts_are_joined_through_each_other(tmp_path):
     assert len(set(groups)) == 4
 
 
+def test_a_validation_file_is_for_validation_in_every_partition(tmp_path):
+    path = write(tmp_path / "a.csv", "text,label\none,x\ntwo,y\nthree,x\nfour,y\n")
+    dev = write(tmp_path / "dev.csv", "text,label\nfive,y\nsix,x\n")
+    corpus = read(path, validation=str(dev))
+    assert corpus.validating.tolist() == [False] * 4 + [True] * 2
+    parts = split(corpus, PartitionSpec(kind="iid", clients=2, public=0, test=0, validation=0.5), seed=0)
+    assert sorted(np.concatenate(list(parts.validation.values()))) == [4, 5]
+    assert sorted(np.concatenate(list(parts.train.values()))) == [0, 1, 2, 3]
+    write(dev, "text,label\nfive,z\n")
+    with pytest.raises(
+        FedstillError, match=r"dev.csv, row 2: no training row has the label 'z' \(1 such validation row"
+    ):
+        read(path, validation=str(dev))
+
+
 def test_a_test_file_is_held_out_and_texts_in_both_are_counted(tmp_path):
     path = write(tmp_path / "a.csv", "text,label\none,x\ntwo,y\ntwo,y\n")
     test = write(tmp_path / "b.csv", "text,label\nTwo,y\nthree,x\n,x\n")
@@ -311,6 +327,8 @@ def test_a_wrong_encoding_is_located_to_the_byte(tmp_path):
     path = write(tmp_path / "a.csv", "text,label\na,x\nca\u00f1on,y\n", encoding="cp1252")
     with pytest.raises(FedstillError, match=r"a\.csv, row 3: byte 18 of the file is not utf-8; set `encoding:`"):
         read(path)
+    with pytest.raises(FedstillError, match=r"byte 1 of the file is not utf-8; set .* for example utf-16"):
+        read(write(tmp_path / "b.csv", "text,label\na,x\n", encoding="utf-16"))
 
 
 def test_a_missing_file_and_an_empty_folder_say_so(tmp_path):

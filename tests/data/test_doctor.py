@@ -47,11 +47,27 @@ def test_missing_labels_are_counted_and_dropped_on_request(tmp_path):
     corpus = read(tmp_path, labels, missing="drop")
     assert names(corpus) == ["x", "y", "x"]
     assert corpus.counts == {"rows read": 6, "no label": 3, "rows kept": 3}
+    assert corpus.notices == (f"left out 3 of 6 rows, which have no label: {tmp_path / 'a.csv'}, rows 3, 5, 6.",)
     assert "no row is left (no label)" in refusal(tmp_path, ["", "nan"], missing="drop")
 
 
 def test_a_label_that_the_experiment_names_is_not_missing(tmp_path):
     assert names(read(tmp_path, ["x", "nan"], ["nan", "x"])) == ["x", "nan"]
+
+
+def test_other_words_for_no_label_count_where_all_labels_are_known(tmp_path):
+    labels = ["x", "n/a", "y", "?", "x"]
+    assert read(tmp_path, labels).label_names == ("?", "n/a", "x", "y")
+    assert "row 3: the label is missing, as in 2 of 5 rows" in refusal(tmp_path, labels, ["x", "y"])
+    assert names(read(tmp_path, labels, ["x", "y"], missing="drop")) == ["x", "y", "x"]
+    assert len(read(tmp_path, labels, ["x", "y", "n/a", "?"])) == 5
+
+
+def test_domains_that_differ_in_case_are_told(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label,shop\none,x,North\ntwo,y,north \nthree,x,South\nfour,y,North\n")
+    corpus = load(CorpusSpec(path=str(tmp_path / "a.csv"), domain="shop"))
+    assert corpus.domain_names == ("North", "South", "north")
+    assert corpus.notices == ("'North' (2), 'north' (1) are 2 domains; are they one? Then write them in one way.",)
 
 
 def test_a_test_label_that_no_training_row_has_is_no_class_by_accident(tmp_path, other_file):
@@ -60,6 +76,7 @@ def test_a_test_label_that_no_training_row_has_is_no_class_by_accident(tmp_path,
     corpus = read(tmp_path, ["x", "y"], test=other_file, unseen="drop")
     assert corpus.label_names == ("x", "y")
     assert corpus.counts == {"rows read": 6, "label unseen in training": 3, "rows kept": 3}
+    assert corpus.notices == ("left out 3 test rows with labels that no training row has: 'z' 2, 'w' 1.",)
     named = read(tmp_path, ["x", "y"], ["x", "y", "z", "w"], test=other_file)
     assert len(named) == 6
     assert "no training row has: 'z' 2, 'w' 1" in named.notices[0]
@@ -80,7 +97,9 @@ def test_spellings_of_one_label_are_told_and_folded_on_request(tmp_path, labels)
     )
     folded = read(tmp_path, labels, fold_labels=True)
     assert names(folded) == ["good"] * 4 + ["bad"]
-    assert folded.notices == ()
+    assert folded.notices == (
+        "labels that differ in case or spacing are one: 'GOOD' (1) is read as 'good', 'Good' (1) is read as 'good'.",
+    )
     assert names(read(tmp_path, labels, ["Bad", "GOOD"], fold_labels=True)) == ["GOOD"] * 4 + ["Bad"]
 
 
@@ -136,7 +155,8 @@ def test_labels_outside_the_list_are_all_counted(tmp_path):
 
 def test_what_may_be_a_mistake_is_told(tmp_path):
     notices = read(tmp_path, ["x"] * 60 + ["y"] * 60 + ["yy", "None", "None"]).notices
-    assert notices == ("'None' (2 rows) is a label like any other.", "'yy': a single row; is the label right?")
+    assert notices[0].startswith("'None' (2 rows) is a label like any other; if it means that there is none, name ")
+    assert notices[1:] == ("'yy': a single row; is the label right?",)
     many = read(tmp_path, [f"label {number}" for number in range(30)] * 2).notices
     assert many == ("the column 'label' holds 30 different labels in 60 rows: check `corpus: {label: ...}`.",)
 

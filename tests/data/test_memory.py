@@ -13,9 +13,10 @@ import pyarrow
 import pytest
 
 from fedstill.common.errors import FedstillError
-from fedstill.data import corpora
+from fedstill.data import corpora, partition
 from fedstill.data.corpora import CorpusSpec
 from fedstill.data.corpora.memory import Held, check_kept, is_table
+from fedstill.data.partition import PartitionSpec
 
 ROWS: list[dict[str, Any]] = [
     {"text": f"text {number}", "label": number % 2, "domain": "ab"[number % 2]} for number in range(6)
@@ -77,6 +78,63 @@ def test_a_table_has_its_own_test_rows() -> None:
     assert corpus.held_out is not None
     assert corpus.held_out.tolist() == [False] * 6 + [True]
     assert len(both.held_files()) == 2
+
+
+def test_tables_named_after_parts_become_these_parts() -> None:
+    datasets = pytest.importorskip("datasets")
+    later = [{**row, "text": f"later {row['text']}"} for row in ROWS]
+    extra = [{**row, "text": f"extra {row['text']}"} for row in ROWS]
+    split = {"train": ROWS, "validation": later, "test": extra}
+    data = datasets.DatasetDict({name: datasets.Dataset.from_list(table) for name, table in split.items()})
+    corpus = corpora.load(spec(data))
+    assert corpus.fingerprint() == corpora.load(spec(split)).fingerprint()
+    assert corpus.fingerprint() == corpora.load(spec(split, text="text", domain="domain")).fingerprint()
+    assert corpus.held_out is not None
+    assert corpus.validating is not None
+    parts = partition.split(corpus, PartitionSpec(public=0), seed=0)
+    for role, names in ((parts.train, ""), (parts.validation, "later "), (parts.test, "extra ")):
+        rows = np.concatenate(list(role.values()))
+        assert sorted(corpus.texts[row] for row in rows) == [f"{names}text {number}" for number in range(6)]
+    assert set(corpora.load_public(spec(data)).texts) == {row["text"] for row in ROWS}
+
+
+def test_tables_with_other_names_are_domains() -> None:
+    north, south = ROWS[:3], ROWS[3:]
+    corpus = corpora.load(spec({"north": north, "south": pandas.DataFrame(south)}))
+    assert corpus.domain_names == ("north", "south")
+    assert corpus.domains is not None
+    assert corpus.domains.tolist() == [0, 0, 0, 1, 1, 1]
+    own = corpora.load(spec({"north": north, "south": south}, domain="domain", test={"north": ROWS}))
+    assert own.domain_names == ("a", "b")  # a column wins over names, as in a folder of files
+
+
+def test_rows_that_are_also_in_validation_or_test_are_left_out() -> None:
+    split = {"train": ROWS, "dev": [ROWS[0], ROWS[1], {**ROWS[2], "text": "new"}], "test": [ROWS[1]]}
+    corpus = corpora.load(spec(split))
+    parts = partition.split(corpus, PartitionSpec(kind="iid", clients=1, public=0), seed=0)
+
+    def texts(rows: Any) -> list[str]:
+        return [corpus.texts[row] for row in rows]
+
+    assert texts(parts.train["client-1"]) == ["text 2", "text 3", "text 4", "text 5"]
+    assert texts(parts.validation["client-1"]) == ["text 0", "new"]
+    assert texts(parts.test["client-1"]) == ["text 1"]
+    assert parts.counts == {"shares a group with a held-out or validation row": 3}
+
+
+@pytest.mark.parametrize(
+    ("tables", "sentence"),
+    [
+        ({"train": ROWS, "unsupervised": ROWS}, "leave unsupervised out"),
+        ({"test": ROWS}, "a corpus has one train"),
+        ({"train": ROWS, "dev": ROWS, "validation": ROWS}, "at most one validation"),
+        ({"table": {"north": ROWS}, "test": ROWS}, "give tables by domain for each of table, test"),
+        ({"table": {"train": ROWS, "test": ROWS}, "test": ROWS}, "at most one validation and one test"),
+    ],
+)
+def test_tables_whose_names_leave_a_doubt_are_refused(tables: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        spec(tables)
 
 
 def test_rows_travel_until_they_are_kept(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import pytest
 from fedstill import Experiment, FedstillError, run
 from fedstill.common.events import Event, RoundDone
 from fedstill.engines.sharing import share_out
+from fedstill.results.report.material import Material
+from fedstill.results.report.words import remarks
 from tests.engines.conftest import content
 
 Small = Callable[..., Experiment]
@@ -187,3 +189,20 @@ def test_who_leaves_a_conversation_is_as_it_was_before_the_round_and_back_in_the
     assert {("garden", 1), ("garden", 3), ("books", 2)} <= distilled
     asked = {line["recipients"] for line in record.ledger if line["round"] == 2 and line["message"] == "Lesson"}
     assert asked == {3, 2}
+
+
+def test_what_was_done_to_labels_is_in_the_record_and_in_its_report(tmp_path):
+    labels = ["good", "bad", "good", "Good", ""] * 20
+    lines = [f"text {number},{label},{'ab'[number % 3 % 2]}" for number, label in enumerate(labels)]
+    (tmp_path / "rows.csv").write_text("text,label,shop\n" + "\n".join(lines) + "\n")
+    corpus = {"path": str(tmp_path / "rows.csv"), "domain": "shop", "missing": "drop", "fold_labels": True}
+    experiment = Experiment(corpus=corpus, clients=["bow"], server="bow", rounds=1, workers=1, train={"epochs": 1})
+    record = run(experiment, tmp_path / "run", progress=False)
+    assert [line["party"] for line in record.log if "note" in line][:3] == ["corpus", "corpus", "clients"]
+    assert "'Good' (20) is read as 'good'" in record.notes[0]
+    assert record.notes[1].startswith("left out 20 of 100 rows, which have no label: ")
+    assert record.counts == {"rows read": 100, "no label": 20, "rows kept": 80}
+    (tmp_path / "rows.csv").unlink()  # the report needs no corpus for it
+    said = remarks(record, Material.of(record))
+    assert any("no label: 20" in remark.says for remark in said)
+    assert any("is read as 'good'" in remark.says for remark in said)

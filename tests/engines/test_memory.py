@@ -146,20 +146,21 @@ def test_without_a_gpu_the_device_s_limit_changes_nothing(small: Small, tmp_path
 
 
 def test_a_slip_comes_off_as_it_was_stuck_on() -> None:
-    slip = Slip(1.25, 0.5, 2**63)
+    slip = Slip(1.25, 0.5, 2**63, 0.75)
     assert Slip.take_off(slip.stick(b"reply")) == (b"reply", slip)
-    for bad in (b"", b"short", FORM.pack(float("nan"), 0.0, 1), FORM.pack(0.0, float("inf"), 1)):
+    for bad in (b"", b"short", FORM.pack(float("nan"), 0.0, 1, 0.0), FORM.pack(0.0, float("inf"), 1, 0.0)):
         with pytest.raises(BadMessage):
             Slip.take_off(bad)
 
 
 def test_a_call_takes_as_long_as_its_busiest_host() -> None:
     clock = Seconds()
-    clock.account([Slip(3.0, 1.0, 7), Slip(2.0, 0.5, 8), Slip(1.0, 0.0, 8)])  # 4 against 3.5
+    clock.account([Slip(3.0, 1.0, 7, 0.5), Slip(2.0, 0.5, 8, 0.5), Slip(1.0, 0.0, 8, 0.25)])  # 4 against 3.5
     clock.account([Slip(0.5, 0.0, 7), Slip(1.0, 1.0, 8)])  # 0.5 against 2
     line = clock.end({"building": 0.25, "measuring": 0.1})
     assert (line["phases"], line["state"]) == (3.0 + 1.0 - 0.25, 1.0 + 1.0 + 0.25)
     assert line["idle"] == 0.25 + 0.75
+    assert line["digest"] == 0.75
     assert line["measuring"] == 0.1
     assert line["rest"] == pytest.approx(line["total"] - 6.0, abs=2e-3)
     assert clock.end({})["phases"] == 0
@@ -176,5 +177,6 @@ def test_every_round_says_where_its_seconds_went(small: Small, tmp_path: Path, w
         assert parts["phases"] + parts["state"] + parts["rest"] == pytest.approx(parts["total"], abs=5e-3)
         assert min(parts["phases"], parts["state"]) >= 0
         assert parts["rest"] > -1e-3
+    assert [line["seconds"]["digest"] > 0 for line in lines] == [False, False, True, True]  # of the round before
     assert lines[1]["seconds"]["phases"] > lines[1]["seconds"]["rest"]
     assert 0.5 * record.summary["seconds"] < sum(line["seconds"]["total"] for line in lines)

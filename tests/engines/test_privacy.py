@@ -15,6 +15,7 @@ from fedstill.algorithms.base import Algorithm
 from fedstill.common.events import tell_nobody
 from fedstill.parties.private import Sealed
 from fedstill.plan.prepare import prepare
+from fedstill.results.privacy import in_words
 from fedstill.wire.messages import Opinion, Parameters
 from tests.engines.conftest import content
 from tests.engines.test_resume import stop_after
@@ -201,3 +202,8 @@ def test_differences_of_embedding_rows_name_no_private_token(small: Small, tmp_p
         )
     assert auc["open"] > 0.85  # dropout hides some words
     assert abs(auc["private"] - 0.5) < 0.05
+
+
+def test_what_one_client_spent_is_said_of_one() -> None:
+    ledger = {"spent": {"books": 1.5}, "budget": 3.0, "delta": 1e-5, "kind": "head", "noise": "seeded"}
+    assert in_words(ledger) == "privacy: epsilon 1.50 of 3.00 spent by the client (delta 1e-05, head, noise seeded)"

@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 from fedstill.cli.predict import predict
+from fedstill.cli.push import push
+from fedstill.common.units import size_text
 from fedstill.federation import own_record, site
+from fedstill.federation.budget import read_sent
+from fedstill.learning.metrics import METRICS
 from fedstill.results.compare import compare, load_runs
 from fedstill.results.record import Record
 from fedstill.results.table import text
@@ -62,6 +66,30 @@ def test_a_call_that_was_repeated_counts_once(finished: tuple[Together, Record],
     lines = (own_folder(stage, "books") / "metrics.jsonl").read_text()
     (tmp_path / "metrics.jsonl").write_text(lines + lines)
     assert own_record.gain(tmp_path) == own_record.gain(own_folder(stage, "books"))
+
+
+def test_a_site_pushes_its_own_model_with_a_card_of_what_it_knows(
+    finished: tuple[Together, Record], tmp_path: Path
+) -> None:
+    stage, record = finished
+    run = own_folder(stage, "books")
+    left = list(read_sent(run.parent))
+    assert Record(run).summary["bytes"] == {
+        "up": sum(line["bytes"] for line in left),
+        "down": sum(line["received"] for line in left),
+    }
+    assert all(line["received"] for line in left)
+    push(run, "me/ours", out=tmp_path / "hub")
+    card = (tmp_path / "hub" / "README.md").read_text()
+    score = 100 * record.score("f1", "books", "test/books")
+    many = next(line["rows"] for line in Record(run).metrics if "rows" in line)
+    assert f"| the site's own | {many} | {METRICS['f1'].caption} | {score:.1f} | not known |" in card
+    assert "a site's model of a federation between sites on their own machines" in card
+    assert f"{size_text(sum(line['bytes'] for line in left))} left this site" in card
+    assert not any(name in card for name in ("books", "garden", str(tmp_path)))
+    push(own_folder(stage, "garden"), "me/theirs", out=tmp_path / "other")
+    assert "This model was not measured on test rows." in (tmp_path / "other" / "README.md").read_text()
+    assert "AdaFD" in text(compare(load_runs([run])))
 
 
 def test_what_a_site_keeps_only_its_user_can_read(finished: tuple[Together, Record]) -> None:

@@ -48,12 +48,18 @@ def test_lines_replace_those_of_the_same_try_and_keep_the_others(tmp_path):
         read(path)
 
 
+def sorted_json(value):
+    return json.dumps(value, sort_keys=True)
+
+
 def test_every_row_gets_every_try_on_validation_rows_with_a_seed_of_its_own(reviews, tmp_path):
     text = TINY.replace("  small: {seeds: 2,", "  small: {seeds: 2, tries: {train.rate: [0.01, 0.1]},")
     out, evidence = tmp_path / "runs", tmp_path / "evidence"
     console = Console(file=io.StringIO(), width=120)
-    tune(tiny_source(reviews, text), "tiny", "small", out, evidence, console, only=["AdaFD", "FedAvg"], jobs=1)
+    told = tune(tiny_source(reviews, text), "tiny", "small", out, evidence, console, only=["AdaFD", "FedAvg"], jobs=1)
     found = json.loads((evidence / "tuning.json").read_text())
+    assert sorted(map(sorted_json, told["tried"])) == sorted(map(sorted_json, found))
+    assert sorted(each["row"] for each in told["chosen"]) == ["AdaFD", "FedAvg"]
     assert sorted((each["row"], each["try"]["train.rate"]) for each in found) == [
         ("AdaFD", 0.01), ("AdaFD", 0.1), ("FedAvg", 0.01), ("FedAvg", 0.1)
     ]  # fmt: skip

@@ -198,6 +198,14 @@ def test_evaluating_writes_a_line_a_split_with_scikit_learns_numbers(client):
         assert line["accuracy"] == pytest.approx((labels[part] == predicted[part]).mean())
 
 
+def test_no_rows_are_predicted_as_no_rows_and_teach_nothing(client):
+    party = client()
+    none = party.data.public.pick(np.empty(0, np.int64))
+    assert party.predict(none).shape == (0, 2)
+    with pytest.raises(FedstillError, match="distill in round 0: there are no rows to learn from"):
+        party.distill(torch.empty(0, 2), kl, rows=np.empty(0, np.int64))
+
+
 def test_held_out_f1_is_measured_on_the_validation_rows(client):
     party = client(epochs=1)
     party.enter(1)

@@ -20,7 +20,7 @@ from fedstill import (
     Server,
     algorithms,
 )
-from fedstill.plan.agreement import check_messages
+from fedstill.plan.agreement import check_messages, verb_of
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,11 @@ def test_a_method_that_never_answers_needs_none() -> None:
     check_messages(Conversation())
     with pytest.raises(FedstillError, match="or annotate `round` with `-> None`"):
         check_messages(Vague())
+
+
+def test_a_verb_that_is_not_there_is_named_with_the_nearest() -> None:
+    with pytest.raises(FedstillError, match=r"Plain has no verb 'digests'; did you mean 'digest'\?"):
+        verb_of(Plain(), "digests")
 
 
 def test_what_a_verb_returns_is_among_the_messages() -> None:

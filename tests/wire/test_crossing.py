@@ -139,7 +139,7 @@ def test_the_server_can_see_its_answer_as_clients_will_and_nothing_is_remembered
 @pytest.mark.parametrize(
     ("message", "verb", "complaint"),
     [
-        (None, "turn", "an empty reply"),
+        (None, "turn", "an empty reply: turn returned nothing"),
         (Done(), "turn", "Done is no reply to turn"),
         (Hello(3, public_fingerprint="ab"), "turn", "Hello is no reply to turn"),
         (Hello(3, public_fingerprint="cd"), "hello", "public_fingerprint differs from the server's"),

@@ -117,9 +117,10 @@ class Algorithm:
 
     def _digest(self, me: Client, answer: Message | None) -> None:
         if answer is not None:
-            self.digest(me, answer)
-            if me.round > 1:  # an answer from before the first round is not a round's result
-                me.evaluate("distilled", round=me.round - 1)
+            with me.timed("digest"):
+                self.digest(me, answer)
+                if me.round > 1:  # an answer from before the first round is not a round's result
+                    me.evaluate("distilled", round=me.round - 1)
 
     @property
     def title(self) -> str:

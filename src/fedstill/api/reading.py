@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedstill.common.errors import FedstillError
+from fedstill.common.words import listed
 from fedstill.data.corpora import files, memory
 from fedstill.data.corpora.files import Columns, Row
 from fedstill.data.corpora.memory import Held
@@ -66,6 +68,8 @@ def _texts(given: Any, columns: Sequence[str], encoding: str) -> Texts:
     named = Columns(columns[0], columns[1] if len(columns) == 2 else None, None)
     if isinstance(given, str | os.PathLike):
         return _pairs(files.read(Path(given), named, encoding))
+    if isinstance(given, Mapping):
+        raise FedstillError(f"these are {listed(list(given))}: give one table, or a list of texts.")
     if len(given) and memory.is_table(given):
         held = Held.of(given, columns)
         return _pairs(files.read_records(memory.TABLE, held.records, held.names, named))

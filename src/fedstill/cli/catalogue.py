@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -73,31 +74,55 @@ def methods() -> Page:
     return ("name", "what", "paper", "needs", "numbers per round"), rows
 
 
-def advise(experiment: Experiment, wishes: Wishes, console: Console) -> None:
-    """Print what an experiment has, the methods to try with it, and why not the others."""
+def advice(experiment: Experiment, wishes: Wishes) -> dict[str, Any]:
+    """What an experiment has, the methods to try with it, and why not the others, as plain values."""
     alone = experiment.model_copy(update={"algorithm": {"name": "Local"}})  # it needs nothing, so nothing is refused
     with tempfile.TemporaryDirectory() as scratch:
         found = Situation.of(prepare(alone, Path(scratch))[1], wishes)
-        advice = choose(found)
-        say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
-        say(str(found))
-        say("\nTry, in this order:" if advice.tries else "\nNo method here fits.")
-        for number, (one, method) in enumerate(advice.tries, 1):
-            needs = ", ".join(text for need, text in NEEDS.items() if need in method.requires())
-            sends = " and ".join(text for kind, text in SENDS.items() if kind in tells(method))
-            say(f"{number}. {_spelt(one.method)}: {one.why}.")
-            say(f"   costs {found.cost(method) or method.cost}; needs {needs or 'nothing'}; clients send {sends}.")
-            say(f"   evidence: {one.evidence}")
-        if advice.others:
-            also = " (set blend=median where parameters are averaged)" if wishes.untrusted else ""
-            say(f"\nWould run, too{also}: {', '.join(advice.others)}.")
-        if advice.obstacles:
-            say("\nNot these:")
-        for name, reason in advice.obstacles.items():
-            say(f"   {name}: {reason}.")
-        say("\nA run ends with what each client had alone and has now. Look there before you believe any advice.")
-        for caution in cautions(Local(), found.clients):
-            console.print(f"caution: {caution}", style="yellow", markup=False, soft_wrap=True)
+        chosen = choose(found)
+        tries = [
+            {
+                "algorithm": one.method,
+                "why": one.why,
+                "costs": str(cost or method.cost),
+                "bytes": cost and cost.bytes,
+                "needs": [text for need, text in NEEDS.items() if need in method.requires()],
+                "sends": [text for kind, text in SENDS.items() if kind in tells(method)],
+                "evidence": one.evidence,
+            }
+            for one, method in chosen.tries
+            for cost in [found.cost(method)]
+        ]
+        told = [str(caution) for caution in cautions(Local(), found.clients)]
+        return {
+            "experiment": str(found),
+            "tries": tries,
+            "others": list(chosen.others),
+            "obstacles": dict(chosen.obstacles),
+            "cautions": told,
+        }
+
+
+def tell_advice(told: Mapping[str, Any], console: Console, untrusted: bool) -> None:
+    """Print advice."""
+    say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
+    say(told["experiment"])
+    say("\nTry, in this order:" if told["tries"] else "\nNo method here fits.")
+    for number, one in enumerate(told["tries"], 1):
+        needs, sends = ", ".join(one["needs"]) or "nothing", " and ".join(one["sends"])
+        say(f"{number}. {_spelt(one['algorithm'])}: {one['why']}.")
+        say(f"   costs {one['costs']}; needs {needs}; clients send {sends}.")
+        say(f"   evidence: {one['evidence']}")
+    if told["others"]:
+        also = " (set blend=median where parameters are averaged)" if untrusted else ""
+        say(f"\nWould run, too{also}: {', '.join(told['others'])}.")
+    if told["obstacles"]:
+        say("\nNot these:")
+    for name, reason in told["obstacles"].items():
+        say(f"   {name}: {reason}.")
+    say("\nA run ends with what each client had alone and has now. Look there before you believe any advice.")
+    for caution in told["cautions"]:
+        console.print(f"caution: {caution}", style="yellow", markup=False, soft_wrap=True)
 
 
 def _spelt(method: str | Mapping[str, object]) -> str:

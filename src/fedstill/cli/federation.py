@@ -40,6 +40,11 @@ def say(line: str) -> None:
     console.print(line, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
+def tell(line: str) -> None:
+    """Print it where it is not in the way of what a script reads."""
+    Console(stderr=True).print(line, highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
 @app.command()
 def init(
     file: Annotated[
@@ -189,16 +194,20 @@ def fetch(
     job: JobName = None,
     folder: Folder = HERE,
     out: Annotated[Path | None, typer.Option(help="Where it goes instead of runs/<name>/seed-<n>.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Centre: copy the record of a finished job; it has the same files as a local run's.
 
     Next: [bold]fedstill compare[/] and [bold]fedstill predict[/] with its folder.
     """
-    from fedstill.cli.gains import tell_members
+    from fedstill.cli.gains import tell_members, to_json
     from fedstill.federation.operate import fetch as fetch_record
 
     centre = _centre(folder)
     target = fetch_record(centre, job, out)
+    if as_json:
+        print(json.dumps(to_json([target]), indent=1))
+        return
     tell_members(console, [target])
     say(f"{target}; next: fedstill compare {target}")
 
@@ -288,6 +297,7 @@ def rehearse(
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value, dotted.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where everything goes instead of rehearsals/<name>.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Delete an earlier rehearsal there.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Run a whole federation on this machine, with real processes and real certificates, and tear it down.
 
@@ -295,7 +305,7 @@ def rehearse(
     the kits, every site's site.yaml, the centre's server.yaml, and the record.
     Next: [bold]fedstill compare[/] its record with that of a local run.
     """
-    from fedstill.cli.gains import tell_members
+    from fedstill.cli.gains import tell_members, to_json
     from fedstill.config.experiment import from_source
     from fedstill.federation.rehearsal import rehearse as run_all
     from fedstill.results.compare import compare, load_runs
@@ -304,7 +314,10 @@ def rehearse(
     chosen = from_source(_source(experiment, overrides))
     folder = out or Path("rehearsals") / chosen.name
     with _until_interrupted(f"The rehearsal was ended; its files are in {folder}.", 130), _showing() as show:
-        record = run_all(chosen, folder, say, force, show)
+        record = run_all(chosen, folder, tell if as_json else say, force, show)
+    if as_json:
+        print(json.dumps(to_json([record]), indent=1))
+        return
     console.print(render(compare(load_runs([record])), console.width))
     tell_members(console, [record])
     say(f"{record}; the sites' and the centre's own files are beside it.")

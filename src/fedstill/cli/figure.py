@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from fedstill.common.errors import FedstillError
 
 
 def figure(
@@ -23,15 +26,22 @@ def figure(
     out: Annotated[Path | None, typer.Option(help="FILE.png, .svg or .pdf instead of <name>.png.")] = None,
     kept: Annotated[Path | None, typer.Option("--from", help="A folder of kept lines (`reproduce --keep`).")] = None,
     scale: Annotated[str | None, typer.Option(help="Which of the recipe's scales, where there are several.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Without a name: print the list as JSON.")] = False,
 ) -> None:
     """Draw a figure of a paper from runs of yours, as PNG, SVG or PDF."""
     from fedstill.papers.figures import table
     from fedstill.papers.figures.material import Given
 
     console = Console()
+    headings = ("name", "shows", "made by", "takes")
+    if as_json:
+        if name is not None:
+            raise FedstillError("--json is for the list of all figures: leave the name out.")
+        print(json.dumps([dict(zip(headings, line, strict=True)) for line in table.lines()], indent=1))
+        return
     if name is None:
         shown = Table(title="figures", title_justify="left", caption_justify="left")
-        for heading in ("name", "shows", "made by", "takes"):
+        for heading in headings:
             shown.add_column(heading, overflow="fold")
         for line in table.lines():
             shown.add_row(*map(escape, line))

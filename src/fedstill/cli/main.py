@@ -248,10 +248,11 @@ def reproduce(
         return
     folder = out or Path("runs") / name / (scale if tuned is None else f"{scale}-tuning")
     if tuned is not None:
-        if as_json:
-            raise FedstillError("--json: what --tune finds is in the files of its folder.")
         with _saying_how_to_go_on(folder, "the same command"):
-            tune(source, name, scale, folder, tuned, console, overrides or [], only or [], jobs)
+            shown = errors if as_json else console
+            found = tune(source, name, scale, folder, tuned, shown, overrides or [], only or [], jobs)
+        if as_json:
+            print(json.dumps(found, indent=1))
         return
     grid = plan_grid(source, scale, folder, overrides or [], seeds, only or [])
     if keep is not None:
@@ -265,7 +266,7 @@ def reproduce(
     except KeyboardInterrupt as stop:
         raise Stopped(f"Go on with the same command{', without --force' if force else ''}.") from stop
     if grid.recipe.is_trained and (drawn := of_recipe(name)) is not None:
-        console.print(f"As a figure: fedstill figure {drawn} {folder}", highlight=False, soft_wrap=True, markup=False)
+        shown.print(f"As a figure: fedstill figure {drawn} {folder}", highlight=False, soft_wrap=True, markup=False)
     if not is_whole:
         raise typer.Exit(1)
 

@@ -12,7 +12,9 @@ from rich.console import Console
 def push(
     run: Annotated[Path, typer.Argument(help="A finished run that kept its models, such as runs/shops/seed-0.")],
     repository: Annotated[str, typer.Argument(help="Where it goes on the Hub: user/name.")],
-    party: Annotated[str, typer.Option(help="Whose model: server, or a client.")] = "server",
+    party: Annotated[
+        str | None, typer.Option(help="Whose model: server, or a client. Default: the server's; a site's own.")
+    ] = None,
     private: Annotated[bool, typer.Option("--private", help="Make a private repository.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the card and the files; push nothing.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the files into this folder instead of pushing them.")] = None,

@@ -46,11 +46,12 @@ def show(
 
     console = Console()
     if advise or overrides or most or predictions_only or untrusted:
-        if advise is None or what != "algorithms" or kept or write or as_json:
+        if advise is None or what != "algorithms" or kept or write:
             raise FedstillError(
                 "advice is about algorithms: fedstill show algorithms --advise EXPERIMENT [key=value ...]"
             )
-        _advise(advise, overrides or [], most, predictions_only, untrusted, console)
+        told = _advice(advise, overrides or [], most, predictions_only, untrusted)
+        print(json.dumps(told, indent=1)) if as_json else catalogue.tell_advice(told, console, untrusted)
         return
     if what != "claims" and (kept or write):
         raise FedstillError(f"--from and --write are for the claims: `fedstill show claims`, not `show {what}`.")
@@ -84,6 +85,7 @@ def _print_page(what: str, page: Any, console: Console, as_json: bool) -> None:
 
 def _tell(found: Method, console: Console) -> None:
     """A method, as text and a table of its options."""
+    from fedstill.common.plugins import is_own
     from fedstill.results.fitting import fit
 
     letters = " (N public samples, C classes, K clients, P parameters)"
@@ -109,14 +111,15 @@ def _tell(found: Method, console: Console) -> None:
     console.print(fit(table, console.width))
     first = found.options[0]
     said = f"fedstill run x.yaml 'algorithm={{name: {found.name}, {first.name}: {first.default}}}'"
+    said += " --trust-code" if is_own(found.name) else ""
     console.print(f"In an experiment: {said}", highlight=False, soft_wrap=True, markup=False)
 
 
-def _advise(
-    path: Path, overrides: list[str], most: str | None, predictions_only: bool, untrusted: bool, console: Console
-) -> None:
-    """Print which algorithms fit an experiment and what its users allow."""
-    from fedstill.cli.catalogue import advise
+def _advice(
+    path: Path, overrides: list[str], most: str | None, predictions_only: bool, untrusted: bool
+) -> dict[str, Any]:
+    """Which algorithms fit an experiment and what its users allow."""
+    from fedstill.cli.catalogue import advice
     from fedstill.cli.main import experiment_source
     from fedstill.common.units import bytes_of
     from fedstill.config.experiment import from_source
@@ -127,4 +130,4 @@ def _advise(
         wishes = Wishes(bytes_of(most), predictions_only, untrusted)
     except ValueError as error:
         raise FedstillError(f"--bytes: {error}.") from error
-    advise(from_source(source), wishes, console)
+    return advice(from_source(source), wishes)

@@ -81,6 +81,9 @@ class RoundDone(Event):
     round: int
     rounds: int
     bytes: int
+    seconds: float = 0.0
+    digest_s: float = 0.0
+    """Of these, what all clients need to learn from the last answer; it comes once more after the last round."""
 
 
 @dataclass(frozen=True)

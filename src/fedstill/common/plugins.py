@@ -10,6 +10,7 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -141,4 +142,10 @@ def check_options(cls: type, options: Mapping[str, Any], fixed: Collection[str] 
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for option in options:
         if option in fixed or (option not in taken and not takes_any):
-            raise FedstillError(f"{cls.__name__} has no option {option!r}; {nearest(option, taken)}")
+            how = (
+                "is a field of a frozen dataclass, with its type"
+                if is_dataclass(cls)
+                else "is an argument of `__init__`"
+            )
+            others = nearest(option, taken) or f"it has none: an option {how}, as in `width: int = 8`."
+            raise FedstillError(f"{cls.__name__} has no option {option!r}; {others}")

@@ -29,6 +29,7 @@ from fedstill.common.units import bytes_of
 from fedstill.common.words import counted, listed
 from fedstill.config.source import Source, dump
 from fedstill.data.corpora import CorpusSpec
+from fedstill.data.corpora.spec import FILES
 from fedstill.data.partition import PartitionSpec
 from fedstill.data.public import PublicSpec
 from fedstill.learning.fast import Fast
@@ -130,8 +131,8 @@ class Misplaced(FedstillError):
 class Experiment(Settings):
     """Everything a run needs; `fedstill.run(Experiment(...))` runs it.
 
-    `corpus` may also be rows in memory (a DataFrame, a `datasets.Dataset`, a list of mappings), and `algorithm` an
-    object such as `fedstill.AdaFD(temperature=2)`:
+    `corpus` may also be rows in memory (a DataFrame, a `datasets.Dataset`, a list of mappings, or such tables by name,
+    as in a `datasets.DatasetDict`), and `algorithm` an object such as `fedstill.AdaFD(temperature=2)`:
 
     >>> import fedstill
     >>> fedstill.Experiment(algorithm=fedstill.AdaFD(temperature=2), rounds=1).algorithm
@@ -375,7 +376,7 @@ def _with_whole_paths(corpus: CorpusSpec) -> CorpusSpec:
     """The corpus with absolute paths, which are valid from any folder."""
     if corpus.path is not None:
         # The paths of tasks are relative to this one and need no change.
-        given = {key: value for key in ("path", "test") if (value := getattr(corpus, key)) and not corpus.held(key)}
+        given = {key: value for key in FILES if (value := getattr(corpus, key)) and not corpus.held(key)}
         return corpus.model_copy(update={key: str(Path(value).expanduser().resolve()) for key, value in given.items()})
     if corpus.tasks is not None:
         return corpus.model_copy(

@@ -38,6 +38,8 @@ class Corpus:
     """Rows with the same number have the same content: a partition never separates them."""
     held_out: npt.NDArray[np.bool_] | None = None
     """Rows that came from a separate test file: they are test rows in every partition."""
+    validating: npt.NDArray[np.bool_] | None = None
+    """Rows that came from a separate validation file: they are validation rows in every partition."""
     label_tasks: Ints | None = None
     """Where every domain is a task with its own labels: the domain of each label."""
     metrics: tuple[str, ...] = ("f1",)
@@ -58,6 +60,8 @@ class Corpus:
             digest.update(len(raw).to_bytes(8, "little") + raw)
         for array in (self.labels, self.domains, self.groups, self.held_out):
             digest.update(b"-" if array is None else array.tobytes())
+        if self.validating is not None:
+            digest.update(self.validating.tobytes())
         if self.images is not None:
             digest.update(repr((self.images.pixels.shape, self.images.mean, self.images.deviation)).encode())
             digest.update(self.images.pixels.tobytes())

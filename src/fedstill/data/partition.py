@@ -195,7 +195,7 @@ def _client_names(corpus: Corpus, spec: PartitionSpec) -> tuple[str, ...]:
 def _refuse_the_impossible(corpus: Corpus, spec: PartitionSpec, units: Units) -> None:
     if not len(corpus):
         raise FedstillError(f"Corpus {corpus.name} has no rows to divide.")
-    usable = ~units.held_out & ~units.leaking
+    usable = units.free
     if spec.clients is not None and spec.clients > np.count_nonzero(usable):
         raise FedstillError(
             f"{spec.clients} clients cannot share the {units.rows(usable)} rows of {corpus.name} that are free "

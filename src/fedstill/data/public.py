@@ -14,6 +14,7 @@ from fedstill.common.randomness import generator
 from fedstill.common.settings import Settings
 from fedstill.data.corpora import CorpusSpec, load_public, normalised
 from fedstill.data.corpora.memory import is_table
+from fedstill.data.corpora.named import are_tables
 from fedstill.data.corpus import Corpus, Ints
 from fedstill.data.partition import Partition
 
@@ -30,7 +31,7 @@ class PublicSpec(Settings):
     @model_validator(mode="before")
     @classmethod
     def _flat(cls, value: Any) -> Any:
-        if isinstance(value, str) or is_table(value):
+        if isinstance(value, str) or is_table(value) or are_tables(value):
             return {"corpus": value}
         if not isinstance(value, dict) or "corpus" in value:
             return value
@@ -102,5 +103,6 @@ def _joined(corpus: Corpus, other: Corpus, rows: Ints, counts: dict[str, int]) -
         domains=None if corpus.domains is None else np.concatenate([corpus.domains, nothing]),
         groups=np.concatenate([groups, own_groups]),
         held_out=None if corpus.held_out is None else np.concatenate([corpus.held_out, nothing == 0]),
+        validating=None if corpus.validating is None else np.concatenate([corpus.validating, nothing == 0]),
         counts=corpus.counts | counts,
     )

@@ -29,7 +29,7 @@ class Role(IntEnum):
 
 @dataclass(frozen=True)
 class Units:
-    """Rows that stay together: those of one group, but held-out rows are a separate unit.
+    """Rows that stay together: those of one group, but held-out and validating rows are separate units.
 
     A unit has the label and the domain of its first row.
     """
@@ -39,8 +39,14 @@ class Units:
     labels: Ints
     domains: Ints
     held_out: Bools
+    validating: Bools
     leaking: Bools
-    """Units that are not held out, but whose group has held-out rows."""
+    """Free units whose group has held-out or validating rows, and validating ones whose group has held-out rows."""
+
+    @property
+    def free(self) -> Bools:
+        """Those whose role is drawn."""
+        return ~(self.held_out | self.validating | self.leaking)
 
     def rows(self, chosen: Bools) -> int:
         """How many rows the chosen units have."""
@@ -53,33 +59,39 @@ def units_of(corpus: Corpus) -> Units:
     domains = np.zeros(rows, np.int64) if corpus.domains is None else corpus.domains
     held_out = np.zeros(rows, np.bool_) if corpus.held_out is None else corpus.held_out
     _, group = np.unique(np.arange(rows) if corpus.groups is None else corpus.groups, return_inverse=True)
-    _, first, of_row = np.unique(2 * group + held_out, return_index=True, return_inverse=True)
-    in_held_out_group = np.bincount(group, weights=held_out)[group] > 0
+    validating = np.zeros(rows, np.bool_) if corpus.validating is None else corpus.validating
+    kind = np.where(held_out, 2, validating)
+    _, first, of_row = np.unique(3 * group + kind, return_index=True, return_inverse=True)
+    highest = np.zeros(rows, np.int64)
+    np.maximum.at(highest, group, kind)
     return Units(
         of_row=of_row.astype(np.int64),
         row_domains=domains,
         labels=corpus.labels[first],
         domains=domains[first],
         held_out=held_out[first],
-        leaking=(in_held_out_group & ~held_out)[first],
+        validating=validating[first],
+        leaking=(kind < highest[group])[first],
     )
 
 
 def draw_roles(random: np.random.Generator, units: Units, spec: PartitionSpec) -> tuple[Ints, dict[str, int]]:
     """A role for every unit, and how many rows are unused, by reason."""
-    kept = ~units.held_out & ~units.leaking
+    kept = units.free
     skewed = kept if spec.label_alpha is None else _keep_label_shares(random, units, kept, spec.label_alpha)
     # The limit on rows comes second, so that a skewed domain can still reach it.
     capped = skewed if spec.rows_per_domain is None else _keep_rows(random, units, skewed, spec.rows_per_domain)
     roles = np.where(units.held_out, Role.TEST, Role.UNUSED).astype(np.int64)
+    roles[units.validating & ~units.leaking] = Role.VALIDATION
     # Where domains matter, the roles are drawn in each domain separately.
     homes = units.domains if spec.kind in ("domain", "task_dirichlet") else np.zeros_like(units.domains)
     for home in np.unique(homes[capped]):
         members = np.flatnonzero(capped & (homes == home))
         held_out = int(np.count_nonzero(units.held_out & (homes == home))) if units.held_out.any() else None
-        roles[members] = _roles_of_pool(random, units.labels[members], spec, held_out)
+        validation = 0.0 if (units.validating & (homes == home)).any() else spec.validation
+        roles[members] = _roles_of_pool(random, units.labels[members], spec, held_out, validation)
     dropped = {
-        "shares a group with a held-out row": units.leaking,
+        f"shares a group with a held-out{' or validation' if units.validating.any() else ''} row": units.leaking,
         "left over by label_alpha": kept & ~skewed,
         "left over by rows_per_domain": skewed & ~capped,
         "left over by public_share or labelled_share": capped & (roles == Role.UNUSED),
@@ -116,7 +128,9 @@ def _keep_rows(random: np.random.Generator, units: Units, kept: Bools, limit: in
     return kept
 
 
-def _roles_of_pool(random: np.random.Generator, labels: Ints, spec: PartitionSpec, held_out: int | None) -> Ints:
+def _roles_of_pool(
+    random: np.random.Generator, labels: Ints, spec: PartitionSpec, held_out: int | None, validation: float
+) -> Ints:
     """Roles for units that are divided together; if there are `held_out` units, no other test units are drawn."""
     strata, sizes = strata_of(labels)
     pool = _Pool(random, strata, np.full(len(labels), Role.TRAIN, np.int64))
@@ -132,7 +146,7 @@ def _roles_of_pool(random: np.random.Generator, labels: Ints, spec: PartitionSpe
     if spec.global_test and held_out is None:
         test = global_size / max(1, rest.sum())
     pool.move_fraction(Role.TRAIN, Role.TEST, test, rest)
-    pool.move_fraction(Role.TRAIN, Role.VALIDATION, spec.validation, rest)
+    pool.move_fraction(Role.TRAIN, Role.VALIDATION, validation, rest)
     # With its own generator, because the private rows must not depend on the number of public rows.
     spare = _Pool(random.spawn(1)[0], strata, pool.roles)
     for role, share in ((Role.PUBLIC, spec.public_share), (Role.LABELLED, spec.labelled_share)):

@@ -64,7 +64,6 @@ class Conductor:
         answer = self.begin(after)
         for number in range(after.round + 1 if after else 1, self.rounds + 1):
             answer = self.play(number, answer)
-            self.books.tell(RoundDone(number, self.rounds, self.books.ledger.total))
         self._enter(self.rounds + 1)  # the last digest gets the random numbers of a next round
         with self.clock.spent("phases"):
             self.algorithm.finish(self, answer)
@@ -107,7 +106,9 @@ class Conductor:
         self._close_round()
         if number % self.plan.experiment.save_every == 0 or number == self.rounds:
             self._save(answer)
-        self._write_seconds()
+        spent = self._write_seconds()
+        digest_s = spent["digest"] * len(self.clients) / max(1, len(self.active))
+        self.books.tell(RoundDone(number, self.rounds, self.books.ledger.total, spent["total"], digest_s))
         return answer
 
     @property
@@ -253,9 +254,11 @@ class Conductor:
         self.books.take(SERVER, self.server.metrics, self.server.notes)
         self.books.write_ledger()
 
-    def _write_seconds(self) -> None:
-        self.books.write_seconds(len(self.active), self.clock.end(self.server.seconds))
+    def _write_seconds(self) -> dict[str, float]:
+        spent = self.clock.end(self.server.seconds)
+        self.books.write_seconds(len(self.active), spent)
         self.server.seconds.clear()
+        return spent
 
     # State at round boundaries
 

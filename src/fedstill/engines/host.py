@@ -118,7 +118,7 @@ class Host:
         built = client.seconds.get("building", 0.0)
         state_s = awake - started + built + time.perf_counter() - encoded
         phases_s = done - awake - built - (card.waited_s() - waited_s)
-        return Slip(phases_s, state_s, self.number).stick(reply)
+        return Slip(phases_s, state_s, self.number, client.seconds.get("digest", 0.0)).stick(reply)
 
     @property
     def at_once(self) -> int:

@@ -23,6 +23,7 @@ from fedstill.common.traces import keep_trace
 from fedstill.common.words import counted
 from fedstill.config.experiment import Experiment, load_begun
 from fedstill.data.corpora.memory import kept_name
+from fedstill.data.corpus import Corpus
 from fedstill.engines import checkpoint, ranks, torchrun
 from fedstill.engines.books import Books
 from fedstill.engines.checkpoint import Manifest
@@ -63,9 +64,7 @@ def run(
             folder / "experiment.yaml", experiment.to_yaml().encode()
         )  # last: a folder with this file holds a run
         tell(begun(plan, None, _hosts(plan), corpus.counts))
-        for notice in (*corpus.notices, *experiment.turns(list(plan.clients))):
-            tell(Noted(notice))
-        return conduct(plan, folder, tell, None, make)
+        return conduct(plan, folder, tell, None, make, known_before(experiment, plan, corpus), corpus.counts)
 
 
 def resume(folder: str | Path, tell: Tell = tell_nobody, rounds: int | None = None) -> Record:
@@ -96,7 +95,15 @@ def resume(folder: str | Path, tell: Tell = tell_nobody, rounds: int | None = No
         if manifest is not None:
             refuse_changes(folder, manifest, plan)
         tell(begun(plan, manifest, _hosts(plan), corpus.counts))
-        return conduct(plan, folder, tell, manifest, make, changed_code(folder, experiment))
+        before = [] if manifest is not None else known_before(experiment, plan, corpus)
+        remarks = [*before, *((SERVER, remark) for remark in changed_code(folder, experiment))]
+        return conduct(plan, folder, tell, manifest, make, remarks, corpus.counts)
+
+
+def known_before(experiment: Experiment, plan: Plan, corpus: Corpus) -> list[tuple[str, str]]:
+    """What is to be noted of the rows and the models before the first round, and what it is about."""
+    turns = experiment.turns(list(plan.clients))
+    return [*(("corpus", notice) for notice in corpus.notices), *(("clients", turn) for turn in turns)]
 
 
 def begin_or_finish(experiment: Experiment, folder: Path, force: bool = False, tell: Tell = tell_nobody) -> Record:
@@ -129,9 +136,18 @@ def follow(place: Place) -> None:
 
 
 def conduct(
-    plan: Plan, folder: Path, tell: Tell, after: Manifest | None, make: MakeEngine, remarks: Sequence[str] = ()
+    plan: Plan,
+    folder: Path,
+    tell: Tell,
+    after: Manifest | None,
+    make: MakeEngine,
+    remarks: Sequence[tuple[str, str]] = (),
+    counts: Mapping[str, int] | None = None,
 ) -> Record:
-    """All rounds of a plan, or those after a checkpoint, into a record, which begins with these remarks."""
+    """All rounds of a plan, or those after a checkpoint, into a record.
+
+    It begins with `counts` of rows that were read and left out, and with `remarks`: whom or what each is about, and it.
+    """
     journal = Journal(folder)
     reporter: Reporter | None = None
     try:
@@ -139,9 +155,10 @@ def conduct(
         tell = reporter = Reporter(plan, folder, after.round if after is not None else 0, tell)
         books = Books(journal, tell)
         books.enter(after.round if after is not None else 0)
-        books.begin(about(plan), after.round if after is not None else 0)
-        for remark in remarks:
-            books.note(SERVER, remark)
+        rows = {"corpus": dict(counts)} if counts else {}
+        books.begin(about(plan) | rows, after.round if after is not None else 0)
+        for who, remark in remarks:
+            books.note(who, remark)
         engine = make(plan, books)
         try:
             conductor = Conductor(plan, books, engine)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fedstill.wire.messages import BadMessage
 
-FORM = struct.Struct("<ddQ")
+FORM = struct.Struct("<ddQd")
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,12 @@ class Slip:
     state_s: float
     host: int
     """The host's number: calls of one host run one after the other."""
+    digest_s: float = 0.0
+    """Of `phases_s`: for learning from the last answer."""
 
     def stick(self, reply: bytes) -> bytes:
         """The reply with the slip appended."""
-        return reply + FORM.pack(self.phases_s, self.state_s, self.host)
+        return reply + FORM.pack(self.phases_s, self.state_s, self.host, self.digest_s)
 
     @classmethod
     def take_off(cls, raw: bytes) -> tuple[bytes, Slip]:
@@ -37,7 +39,7 @@ class Slip:
         if len(raw) < FORM.size:
             raise BadMessage(f"a reply of {len(raw)} bytes.")
         slip = cls(*FORM.unpack(raw[-FORM.size :]))
-        if not math.isfinite(slip.phases_s + slip.state_s):
+        if not math.isfinite(slip.phases_s + slip.state_s + slip.digest_s):
             raise BadMessage("a reply whose time is not a finite number.")
         return raw[: -FORM.size], slip
 
@@ -61,13 +63,16 @@ class Seconds:
     def account(self, slips: Sequence[Slip]) -> None:
         """Add a call's time, which is the busiest host's; `idle` is how long the hosts wait for that one on average."""
         busy: dict[int, tuple[float, float]] = {}
+        digests: defaultdict[int, float] = defaultdict(float)
         for slip in slips:
             phases_s, state_s = busy.get(slip.host, (0.0, 0.0))
             busy[slip.host] = (phases_s + slip.phases_s, state_s + slip.state_s)
+            digests[slip.host] += slip.digest_s
         if busy:
             most = max(busy.values(), key=sum)
             self.sums["phases"] += most[0]
             self.sums["state"] += most[1]
+            self.sums["digest"] += max(digests.values())
             self.sums["idle"] += sum(most) - sum(map(sum, busy.values())) / len(busy)
 
     def end(self, server: Mapping[str, float]) -> dict[str, float]:
@@ -77,5 +82,5 @@ class Seconds:
         phases, state, total = sums["phases"] - building, sums["state"] + building, now - self.began
         parts = {"total": total, "phases": phases, "state": state, "rest": total - phases - state}
         self.began, self.sums = now, defaultdict(float)
-        more = {"clients": sums["clients"], "idle": sums["idle"], **server}
+        more = {"clients": sums["clients"], "idle": sums["idle"], "digest": sums["digest"], **server}
         return {name: round(value, 3) for name, value in (parts | more).items()}

@@ -91,8 +91,8 @@ class Budget:
         self._refuse_more(1, is_new and self.spent.begins({"round": round, "rounds": self.rounds, "sha256": ""}))
         return verb
 
-    def send(self, round: int, verb: str, reply: bytes) -> None:
-        """Write down an answer before it leaves; refuses one that does not fit."""
+    def send(self, round: int, verb: str, reply: bytes, received: int = 0) -> None:
+        """Write down an answer to a call of so many bytes before it leaves; refuses one that does not fit."""
         raw, _ = Slip.take_off(reply)
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -100,6 +100,7 @@ class Budget:
             "round": round,
             "verb": verb,
             "bytes": len(reply),
+            "received": received,
             **_described(raw),
             "sha256": hashlib.sha256(raw).hexdigest(),
         }

@@ -280,6 +280,7 @@ def _picked(corpus: Corpus, rows: Ints) -> Corpus:
         domains=None if corpus.domains is None else corpus.domains[rows],
         groups=None,
         held_out=None,
+        validating=None,
     )
 
 

@@ -15,6 +15,7 @@ from fedstill.common.units import bytes_of, seconds_of
 from fedstill.config.experiment import read_settings
 from fedstill.config.source import Source
 from fedstill.data.corpora import CorpusSpec
+from fedstill.data.corpora.spec import FILES
 from fedstill.learning.phases import PhaseSettings
 from fedstill.models import ModelSpec
 from fedstill.parties.party import TrainSettings
@@ -193,9 +194,7 @@ def read_file(path: Path, kind: type[F]) -> F:
     whole = to_values(file)
     for key in CORPORA & set(whole):
         if isinstance(corpus := whole[key], dict) and corpus.get("path") is not None:
-            places = {
-                part: str(folder / Path(corpus[part]).expanduser()) for part in ("path", "test") if part in corpus
-            }
+            places = {part: str(folder / Path(corpus[part]).expanduser()) for part in FILES if corpus.get(part)}
             whole[key] = corpus | places
     whole |= {"own": {name: _whole(place, folder) for name, place in whole["own"].items()}} if "own" in whole else {}
     return kind.model_validate(whole)

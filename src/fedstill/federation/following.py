@@ -15,7 +15,7 @@ from fedstill.federation.status import doing, late, metric_title, points, read_s
 from fedstill.federation.view import connection
 from fedstill.results.report.page import Panel
 from fedstill.results.watch import watch
-from fedstill.results.watch.state import State, duration
+from fedstill.results.watch.state import State
 from fedstill.results.watch.watch import Followed
 
 ASK_S = 5.0
@@ -82,7 +82,7 @@ def _federation(line: Connections) -> Followed:
         return _in_words(states[0], status, slow)
 
     def left(states: Sequence[State]) -> str:
-        return "" if not states or states[0].left_s is None else duration(states[0].left_s)
+        return str(states[0].left or "") if states else ""
 
     says = [round_line(status)] if status else []
     says += [f"note: {note}" for note in status.get("notes", [])[-NOTES:]]

@@ -8,16 +8,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from fedstill.common.files import MODELS, write_whole
 from fedstill.config.experiment import ClientSpec
-from fedstill.federation.budget import append_line
+from fedstill.federation.budget import append_line, read_sent
 from fedstill.federation.files import SiteFile
 from fedstill.learning.metrics import METRICS
 from fedstill.plan.plan import Plan
 from fedstill.results.members import members
+from fedstill.results.privacy import spent
 from fedstill.results.record import Record, last_scores, versions
 
 METRIC = "f1"
@@ -50,10 +52,22 @@ def write(folder: Path, plan: Plan, site: str, file: SiteFile) -> None:
         "models": models,
         "scores": {"clients": {site: last_scores(measured, site)}},
         "members": [asdict(member) for member in members(measured, models, plan.metrics[0])],
+        "epsilon": spent(plan, Record(folder).metrics),
+        **_crossed(folder),
         "test_fingerprint": plan.test_fingerprint,
         "versions": versions(),
     }
     write_whole(folder / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+
+
+def _crossed(folder: Path) -> dict[str, Any]:
+    """The bytes of this run that left the site and that reached it, and the seconds from first to last answer."""
+    lines = [line for line in read_sent(folder.parent) if line["experiment"] == folder.name]
+    times = [datetime.strptime(line["time"], "%Y-%m-%dT%H:%M:%S%z") for line in lines]
+    return {
+        "bytes": {"up": sum(line["bytes"] for line in lines), "down": sum(line.get("received", 0) for line in lines)},
+        "seconds": (times[-1] - times[0]).total_seconds() if times else 0.0,
+    }
 
 
 def has_model(folder: Path) -> bool:

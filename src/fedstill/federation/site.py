@@ -167,7 +167,7 @@ class Site:
         self.round = task.round = round
         try:
             reply = self._ask(task, Request("call", self.name, round, payload))
-            self._count(round, verb, reply)
+            self._count(round, verb, reply, len(payload))
             own_record.keep_scores(self.folder, self.name, measured_in(reply))
         except BaseException:
             self._leave_out(round)
@@ -179,9 +179,9 @@ class Site:
         """A site that fails in a round does not take part in it: its earlier calls in the round do not count."""
         self.since = [(number, raw) for number, raw in self.since if number != round]
 
-    def _count(self, round: int, verb: str, reply: bytes) -> None:
+    def _count(self, round: int, verb: str, reply: bytes, received: int) -> None:
         try:
-            self.budget.send(round, verb, reply)
+            self.budget.send(round, verb, reply, received)
         except BaseException:
             with self.lock:
                 self._end_worker()  # it has gone on as if the answer had left

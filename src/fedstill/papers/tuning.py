@@ -48,8 +48,11 @@ def tune(
     overrides: Sequence[str] = (),
     only: Sequence[str] = (),
     jobs: int | None = None,
-) -> None:
-    """Run every row with every try, measured on validation rows, and write down what each scored."""
+) -> dict[str, list[Line]]:
+    """Run every row with every try, measured on validation rows, and write down what each scored.
+
+    Returns what was `tried` and which of it is `chosen`.
+    """
     recipe = read_recipe(source)
     check_scale(source, recipe, scale)
     settings = recipe.scales[scale]
@@ -62,9 +65,11 @@ def tune(
     failures = run_missing(whole, console, jobs)
     found = [_line(name, grid, run, each, failures.get(run.folder)) for each, grid in planned for run in grid.runs]
     write_lines(evidence / FILE, found)
-    for line in chosen(found):
+    best = list(chosen(found))
+    for line in best:
         said = ", ".join(f"{key} {value}" for key, value in line["try"].items())
         console.print(f"- {line['group']}, {line['row']}: {said} ({100 * line['score']:.1f})", markup=False)
+    return {"tried": found, "chosen": best}
 
 
 def _grid(source: Source, scale: str, out: Path, overrides: Sequence[str], only: Sequence[str], each: Try) -> Grid:

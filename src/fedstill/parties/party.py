@@ -239,7 +239,10 @@ class Party:
 
     def predict(self, data: Examples | None = None) -> Tensor:
         """The logits of the public samples (or of other rows), in eval mode."""
-        return predict(self.model.module, data if data is not None else self.data.public, self.around.precision)
+        data = data if data is not None else self.data.public
+        if not len(data):
+            return torch.empty(0, len(self.model.labels))
+        return predict(self.model.module, data, self.around.precision)
 
     def phase(
         self, name: str, steps: int, settings: PhaseSettings | None = None, data: Examples | None = None
@@ -327,6 +330,8 @@ class Party:
         passes: Passes | None = None,
     ) -> EpochLosses:
         try:
+            if not len(data):
+                raise FedstillError("there are no rows to learn from.")
             phase = self._open(name, data, settings)
             return phase.run(targets, loss, weights, partial(self.tell, name, settings.epochs), until, passes)
         except FedstillError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -46,7 +47,10 @@ def verb_of(algorithm: Algorithm, verb: str) -> Callable[..., Message | None]:
     """The method of the algorithm's class that a call names; nothing else can be called."""
     method = getattr(type(algorithm), verb, None)
     if verb.startswith("_") or not callable(method):
-        raise FedstillError(f"{type(algorithm).__name__} has no verb {verb!r}.")
+        near = difflib.get_close_matches(verb, [name for name in dir(type(algorithm)) if not name.startswith("_")], n=1)
+        raise FedstillError(
+            f"{type(algorithm).__name__} has no verb {verb!r}{f'; did you mean {near[0]!r}?' if near else '.'}"
+        )
     return method  # type: ignore[no-any-return]
 
 

@@ -33,7 +33,8 @@ def in_words(ledger: Mapping[str, Any]) -> str:
     by_client = ledger["spent"]
     least, most = min(by_client.values()), max(by_client.values())
     many = f"{least:.2f}" if most - least < 0.005 else f"{least:.2f} to {most:.2f}"
+    who = f"each of {len(by_client)} clients" if len(by_client) > 1 else "the client"
     return (
-        f"privacy: epsilon {many} of {ledger['budget']:.2f} spent by each of {len(by_client)} clients (delta "
+        f"privacy: epsilon {many} of {ledger['budget']:.2f} spent by {who} (delta "
         f"{ledger['delta']:g}, {ledger['kind']}, noise {ledger['noise']})"
     )

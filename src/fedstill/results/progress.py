@@ -18,6 +18,7 @@ from fedstill.common.events import Begun, Event, Finished, Measured, Noted, Prep
 from fedstill.common.units import size_text
 from fedstill.common.words import counted
 from fedstill.learning.metrics import METRICS
+from fedstill.results.pace import Took, left
 from fedstill.wire.messages import SERVER
 
 IDLE = Step(party="", phase="", done=0, steps=1)
@@ -43,8 +44,9 @@ class Progress:
         self.console, self.title, self.tells_corpus = console, title, tells_corpus
         self.live: Live | None = None
         self.started = time.monotonic()
-        self.rounds, self.round, self.first = 0, 0, 0
+        self.rounds, self.round = 0, 0
         self.parties: dict[str, _Watched] = {}
+        self.took: dict[int, Took] = {}
         self.boundary_s = 0.0
         self.bytes = 0
         self.state = "starting"
@@ -78,14 +80,14 @@ class Progress:
             case RoundDone():
                 self._round_done(event)
             case Saving():
-                self.state = "saving models"
+                self.state, self.took = "saving models", {}
             case Finished(folder, was_before=True):
                 self._say(f"{self.title}finished already: {folder}")
             case Finished(folder):
                 self._say(f"{self.title}done in {time.monotonic() - self.started:.0f} s: {folder}")
 
     def _begin(self, event: Begun) -> None:
-        self.rounds, self.round, self.first, self.metric = event.rounds, event.after, event.after, event.metric
+        self.rounds, self.round, self.metric = event.rounds, event.after, event.metric
         self.parties = {name: _Watched(model) for name, model in event.models.items()}
         self.state = f"round {event.after + 1} of {event.rounds}"
         going_on = f", going on after round {event.after}" if event.after else ""
@@ -111,6 +113,7 @@ class Progress:
 
     def _round_done(self, event: RoundDone) -> None:
         self.round, self.bytes = event.round, event.bytes
+        self.took[event.round] = Took(event.seconds, event.digest_s)
         self.boundary_s = time.monotonic() - self.started
         scores = {name: party.score for name, party in self.parties.items() if party.score is not None}
         own = f"server {METRICS[self.metric].title} {100 * scores[SERVER]:.1f}, " if SERVER in scores else ""
@@ -123,11 +126,8 @@ class Progress:
 
     def _times(self) -> str:
         elapsed = time.monotonic() - self.started
-        done = self.round - self.first
-        if not done or self.round == self.rounds:
-            return f"{elapsed:.0f} s"
-        left_at_boundary = self.boundary_s / done * (self.rounds - self.round)
-        return f"{elapsed:.0f} s, about {max(0.0, left_at_boundary - (elapsed - self.boundary_s)):.0f} s left"
+        known = left(self.took, self.rounds)
+        return f"{elapsed:.0f} s" + (f", {known.after(elapsed - self.boundary_s)}" if known else "")
 
     def _say(self, line: str, style: str | None = None) -> None:
         self.console.print(line, style=style, highlight=False, soft_wrap=True, markup=False, emoji=False)

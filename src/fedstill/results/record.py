@@ -103,6 +103,12 @@ class Record:
         return [line["note"] for line in self.log if "note" in line]
 
     @property
+    def counts(self) -> dict[str, int]:
+        """How many rows of the corpus were read, and how many were left out, by reason."""
+        told = [line["begun"].get("corpus", {}) for line in self.log if "begun" in line]
+        return dict(told[-1]) if told else {}
+
+    @property
     def cautions(self) -> list[str]:
         """What the user was warned of before the first round."""
         return [line["caution"] for line in self.log if "caution" in line]
@@ -231,13 +237,14 @@ def write_summary(
     measured = [line for line in record.metrics if "split" in line]
     found = members(measured, known["models"], plan.metrics[0])
     why = causes(record.metrics, record.log, known["models"], known_causes)
+    noted = Counter(line["note"] for line in record.log if "note" in line and line["party"] != "corpus")
     summary = known | {
         "scores": _scores(measured, plan.clients, plan.experiment.method.has_server_model),
         "members": [asdict(member) for member in found],
         "verdict": verdict(found, why) if found else None,
         "cautions": record.cautions,
         "best_on_validation": _best_on_validation(measured, plan.metrics[0]),
-        "notes": [f"{note} ({times}x)" if times > 1 else note for note, times in Counter(record.notes).items()],
+        "notes": [f"{note} ({times}x)" if times > 1 else note for note, times in noted.items()],
         "epsilon": spent(plan, record.metrics),
         "bytes": crossed,
         "wire": condensed(record.ledger),

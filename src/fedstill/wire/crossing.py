@@ -129,7 +129,7 @@ class Crossing:
         if "packed" in envelope:
             envelope |= envelopes.unpack(envelope.pop("packed"))
         if message is None:
-            raise BadMessage("an empty reply.")
+            raise BadMessage(f"an empty reply: {verb} returned nothing.")
         if envelope.get("round") != round:
             raise BadMessage(f"a reply for round {short(envelope.get('round'))} in round {round}.")
         if isinstance(message, Hello) != (verb == "hello") or not isinstance(message, owed):

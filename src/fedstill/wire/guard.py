@@ -123,7 +123,8 @@ def _check_shape(where: str, shape: tuple[int, ...], wanted: tuple[int, ...] | N
     if wanted is None:
         return
     if len(wanted) != len(shape) or any(w not in (-1, s) for w, s in zip(wanted, shape, strict=True)):
-        raise BadMessage(f"{where} has shape {shape}: {wanted} is expected.")
+        sizes = ", ".join("any" if size < 0 else str(size) for size in wanted)
+        raise BadMessage(f"{where} has shape {shape}: ({sizes}) is expected.")
 
 
 # The message

@@ -12,8 +12,9 @@ pytest.importorskip("jinja2", reason="the packages of report pages are absent")
 pytest.importorskip("plotly", reason="the packages of report pages are absent")
 
 import fedstill
+from fedstill.results.pace import Left
 from fedstill.results.watch.planned import Planned
-from fedstill.results.watch.state import State, duration
+from fedstill.results.watch.state import State
 from fedstill.results.watch.watch import Watch, follow
 from tests.conftest import write_reviews
 from tests.results.watch.conftest import after_round, interrupt, shops
@@ -139,13 +140,19 @@ def test_what_is_left_is_the_last_rounds_mean(stopped: Path) -> None:
         assert fedstill.common.locks.lock(file.fileno())
         state = State.of(stopped)
     assert (state.stand, state.round, state.rounds) == ("running", 1, 3)
-    assert state.left_s is not None
-    assert 100 <= state.left_s <= 200  # two rounds are left, and one has begun some time ago
+    assert state.left is not None
+    assert 100 <= state.left.seconds <= 200  # two rounds are left, and one has begun some time ago
+    assert not state.left.is_whole  # no digest was seen yet
 
 
-@pytest.mark.parametrize(
-    ("seconds", "says"),
-    [(0.2, "about 1 s left"), (40, "about 40 s left"), (600, "about 10 min left"), (9e3, "about 2.5 h left")],
-)
-def test_durations_are_said_roughly(seconds: float, says: str) -> None:
-    assert duration(seconds) == says
+def test_the_last_digest_is_left_after_the_last_round(stopped: Path) -> None:
+    lines = [json.loads(line) for line in (stopped / "log.jsonl").read_text().splitlines()]
+    (first,) = [line for line in lines if line["round"] == 1 and "seconds" in line]
+    later = {"total": 300.0, "digest": 50.0}
+    lines += [first | {"round": number, "active": 1, "seconds": later, "at": 4e9} for number in (2, 3)]
+    (stopped / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with (stopped / "log.jsonl").open() as file:
+        assert fedstill.common.locks.lock(file.fileno())
+        state = State.of(stopped)
+    assert (state.round, state.rounds) == (3, 3)
+    assert state.left == Left(150.0)  # one of three clients was active, and all of them digest

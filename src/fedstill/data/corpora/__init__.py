@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from fedstill.data.corpora import doctor, files, images, memory, tasks
 from fedstill.data.corpora.embedded import Source
 from fedstill.data.corpora.files import Columns, Row
 from fedstill.data.corpora.memory import Held
-from fedstill.data.corpora.spec import EMBEDDED, CorpusSpec
+from fedstill.data.corpora.spec import EMBEDDED, SEPARATE, CorpusSpec
 from fedstill.data.corpus import Corpus, Ints
 
 __all__ = ["EMBEDDED", "CorpusSpec", "load", "load_public", "normalised", "remembered"]
@@ -93,7 +94,7 @@ def _read(spec: CorpusSpec, is_public: bool = False) -> Source:
         return read(spec, is_public)
     columns = spec.columns()
     if is_public:
-        spec, columns = spec.model_copy(update={"test": None}), replace(columns, label=None)
+        spec, columns = spec.model_copy(update={"test": None, "validation": None}), replace(columns, label=None)
     if (folder := spec.folder) is not None:
         return Source(folder.stem, *_read_files(folder, spec, columns))
     return Source(str(spec.name), *_read_dataset(str(spec.name), spec, columns))
@@ -101,15 +102,22 @@ def _read(spec: CorpusSpec, is_public: bool = False) -> Source:
 
 def _read_files(path: Path, spec: CorpusSpec, columns: Columns) -> tuple[list[Row], list[Row] | None]:
     rows = _rows(path, spec.held("path"), spec, columns)
-    if spec.test is None:
-        return rows, None
-    test = Path(spec.test).expanduser()
-    if spec.domain is None and test.is_dir() != path.is_dir():
-        raise FedstillError(
-            f"{path} and {test} are a file and a folder, so their domains do not match; "
-            "give two files, two folders with the same file names, or a `domain:` column."
-        )
-    return rows, _rows(test, spec.held("test"), spec, columns)
+    others: dict[Literal["test", "validation"], list[Row]] = {}
+    for key in SEPARATE:
+        if (given := getattr(spec, key)) is None:
+            continue
+        other = Path(given).expanduser()
+        if spec.domain is None and other.is_dir() != path.is_dir():
+            raise FedstillError(
+                f"{path} and {other} are a file and a folder, so their domains do not match; "
+                "give two files, two folders with the same file names, or a `domain:` column."
+            )
+        others[key] = _rows(other, spec.held(key), spec, columns)
+    return rows + _validating(others.get("validation", [])), others.get("test")
+
+
+def _validating(rows: Iterable[Row]) -> list[Row]:
+    return [row._replace(validates=True) for row in rows]
 
 
 def _rows(path: Path, held: Held | None, spec: CorpusSpec, columns: Columns) -> list[Row]:
@@ -129,6 +137,8 @@ def _read_dataset(name: str, spec: CorpusSpec, columns: Columns) -> tuple[list[R
             "a Hugging Face data set is given as organisation/name, a file with `path:`."
         )
     rows = list(files.read_dataset(name, spec.config, spec.split, columns))
+    if spec.validation:
+        rows += _validating(files.read_dataset(name, spec.config, spec.validation, columns))
     return rows, list(files.read_dataset(name, spec.config, spec.test, columns)) if spec.test else None
 
 
@@ -147,6 +157,7 @@ def _assemble(source: Source) -> tuple[Corpus, list[Row]]:
     held_out = held_out[full]
     keys = [normalised(row.text, row.pair) for row in kept]
     _count_repeats(keys, held_out, counts)
+    validating = np.array([row.validates for row in kept], bool)
     domain_names = tuple(sorted({_domain(row) for row in kept})) if kept[0].domain is not None else ()
     corpus = Corpus(
         name=source.name,
@@ -158,6 +169,7 @@ def _assemble(source: Source) -> tuple[Corpus, list[Row]]:
         domain_names=domain_names,
         groups=_groups(keys, [row.group for row in kept]),
         held_out=held_out if source.test_rows is not None else None,
+        validating=validating if validating.any() else None,
         counts=counts,
     )
     return corpus, kept

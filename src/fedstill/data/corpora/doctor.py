@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -37,11 +37,12 @@ class Examined:
         """All rows with a text; those without one are left out later, whatever their label."""
         return [row for row in (*self.source.rows, *(self.source.test_rows or ())) if row.has_text]
 
-    def change(self, label: Callable[[str], str]) -> None:
-        """Write labels in another way."""
+    def change(self, label: Callable[[str], str]) -> dict[str, str]:
+        """Write labels in another way; which have changed, and into what."""
         new = {old: made for old in {row.label for row in self.rows} if (made := label(old)) != old}
         if new:
             self._each(lambda rows: [row._replace(label=new.get(row.label, row.label)) for row in rows])
+        return new
 
     def drop(self, why: str, among: Iterable[Row]) -> None:
         """Leave rows out and count them."""
@@ -62,12 +63,17 @@ def examine(source: Source, spec: CorpusSpec, labels: Sequence[str] | None) -> t
     """The rows to use, their labels written in one way, and what the user should know; raises all faults at once."""
     read = len(source.rows) + len(source.test_rows or ())
     found = Examined(source)
-    found.change(_one_way(found.rows, labels, spec.fold_labels))
+    counts = Counter(row.label for row in found.rows)
+    folded = found.change(_one_way(found.rows, labels, spec.fold_labels))
+    if spec.fold_labels and folded:
+        names = [f"{old!r} ({counts[old]:,}) is read as {new!r}" for old, new in sorted(folded.items())]
+        found.notices.append(f"labels that differ in case or spacing are one: {listed(names, 8)}.")
     _missing(found, spec, labels)
     _unseen(found, spec, labels)
     _not_classes(found, spec, labels)
     _outside(found, labels)
     _spellings(found, labels)
+    _domains(found)
     if found.dropped and not found.rows and not found.faults:
         found.faults.append(f"{source.name}: no row is left ({', '.join(found.dropped)}); check `label:`.")
     if len(found.faults) == 1 and not found.notices:
@@ -109,10 +115,15 @@ def _one_way(rows: Sequence[Row], labels: Sequence[str] | None, fold: bool) -> C
 
 
 def _missing(found: Examined, spec: CorpusSpec, labels: Sequence[str] | None) -> None:
-    gone = [row for row in found.rows if _is_missing(row.label) and row.label not in (labels or ())]
+    gone = [row for row in found.rows if _says_nothing(row.label, labels)]
+    if not gone:
+        return
     if spec.missing == "drop":
+        found.notices.append(
+            f"left out {len(gone):,} of {counted(len(found.rows), 'row')}, which have no label: {_places(gone)}."
+        )
         found.drop("no label", gone)
-    elif gone:
+    else:
         found.faults.append(
             f"{_place(gone)}: the label is missing{_also(gone, found)}; fill it in, or leave such rows out with "
             "`corpus: {missing: drop}`."
@@ -121,23 +132,24 @@ def _missing(found: Examined, spec: CorpusSpec, labels: Sequence[str] | None) ->
 
 
 def _unseen(found: Examined, spec: CorpusSpec, labels: Sequence[str] | None) -> None:
-    """Labels of a separate test that no training row has."""
-    if not found.source.test_rows:
-        return
-    seen = {row.label for row in found.source.rows if row.has_text}
-    new = [row for row in found.source.test_rows if row.has_text and row.label not in seen]
+    """Labels of a separate test or validation that no training row has."""
+    apart = [*(row for row in found.source.rows if row.validates), *(found.source.test_rows or ())]
+    seen = {row.label for row in found.source.rows if row.has_text and not row.validates}
+    new = [row for row in apart if row.has_text and row.label not in seen]
     if not new:
         return
+    kind = "validation row" if new[0].validates else "test row"
+    names = _counted_labels(new)
     if spec.unseen == "drop":
+        found.notices.append(f"left out {counted(len(new), kind)} with labels that no training row has: {names}.")
         found.drop("label unseen in training", new)
         return
-    names = _counted_labels(new)
     if labels is not None and all(row.label in labels for row in new):
-        found.notices.append(f"test rows have labels that no training row has: {names}; no model can learn them.")
+        found.notices.append(f"{kind}s have labels that no training row has: {names}; no model can learn them.")
         return
     if labels is None:
         found.faults.append(
-            f"{_place(new)}: no training row has the label {new[0].label!r} ({counted(len(new), 'such test row')}: "
+            f"{_place(new)}: no training row has the label {new[0].label!r} ({counted(len(new), f'such {kind}')}: "
             f"{names}); correct it, leave such rows out with `corpus: {{unseen: drop}}`, or name all classes with "
             "`labels:`."
         )
@@ -182,24 +194,44 @@ def _spellings(found: Examined, labels: Sequence[str] | None) -> None:
     if labels is not None:
         return
     counts = Counter(row.label for row in found.rows)
-    alike: dict[str, list[str]] = {}
-    for label in counts:
-        alike.setdefault(" ".join(label.casefold().split()), []).append(label)
-    for spellings in alike.values():
-        if len(spellings) > 1:
-            names = ", ".join(f"{label!r} ({counts[label]:,})" for label in sorted(spellings))
-            found.notices.append(
-                f"{names} are {len(spellings)} labels; `corpus: {{fold_labels: true}}` makes them one."
-            )
+    for spellings, many in _alike(counts):
+        found.notices.append(f"{spellings} are {many} labels; `corpus: {{fold_labels: true}}` makes them one.")
     for label in sorted(label for label in counts if label.casefold() in PERHAPS_MISSING):
-        found.notices.append(f"{label!r} ({counted(counts[label], 'row')}) is a label like any other.")
+        found.notices.append(
+            f"{label!r} ({counted(counts[label], 'row')}) is a label like any other; if it means that there is none, "
+            "name the others with `labels:`, and leave such rows out with `corpus: {missing: drop}`."
+        )
     single = sorted(label for label, many in counts.items() if many == 1)
     if single and len(found.rows) >= SELDOM and len(counts) <= len(found.rows) / 3:
         found.notices.append(f"{listed([repr(label) for label in single])}: a single row; is the label right?")
 
 
+def _domains(found: Examined) -> None:
+    """Domains that differ only in case, which would be different clients."""
+    counts = Counter(row.domain.strip() for row in found.rows if row.domain)
+    for spellings, many in _alike(counts):
+        found.notices.append(f"{spellings} are {many} domains; are they one? Then write them in one way.")
+
+
+def _alike(counts: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """Words that differ only in case and spacing, with how often each occurs; and how many they are."""
+    alike: dict[str, list[str]] = {}
+    for word in sorted(counts):
+        alike.setdefault(" ".join(word.casefold().split()), []).append(word)
+    for words in alike.values():
+        if len(words) > 1:
+            yield ", ".join(f"{word!r} ({counts[word]:,})" for word in words), len(words)
+
+
 def _is_missing(label: str) -> bool:
     return label.casefold() in MISSING
+
+
+def _says_nothing(label: str, labels: Sequence[str] | None) -> bool:
+    """Whether a label is missing; where all labels are known, other words for that count, too."""
+    if labels is None:
+        return _is_missing(label)
+    return label not in labels and label.casefold() in (*MISSING, *PERHAPS_MISSING)
 
 
 def _number(label: str) -> float | None:
@@ -211,6 +243,11 @@ def _number(label: str) -> float | None:
 
 def _place(rows: Sequence[Row]) -> str:
     return f"{rows[0].file}, row {rows[0].line}"
+
+
+def _places(rows: Sequence[Row]) -> str:
+    """Where the first of these rows are."""
+    return f"{rows[0].file}, row{'' if len(rows) == 1 else 's'} {listed([str(row.line) for row in rows], 6)}"
 
 
 def _also(rows: Sequence[Row], found: Examined) -> str:

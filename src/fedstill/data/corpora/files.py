@@ -27,6 +27,8 @@ class Row(NamedTuple):
     label: str
     domain: str | None = None
     group: str | None = None
+    validates: bool = False
+    """Whether it came from a separate validation file."""
 
     @property
     def has_text(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import ModelWrapValidatorHandler, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from fedstill.common.settings import Settings
-from fedstill.data.corpora import amazon, glue, images, memory, reviews, superglue, tasks, topics, tweets
+from fedstill.data.corpora import amazon, glue, images, memory, named, reviews, superglue, tasks, topics, tweets
 from fedstill.data.corpora.files import Columns
 from fedstill.data.corpora.memory import Held
 
@@ -23,6 +23,9 @@ EMBEDDED = {
     **images.CORPORA,
 }
 """Everything about a corpus but its name stands in its own file."""
+SEPARATE: tuple[Literal["test", "validation"], ...] = ("test", "validation")
+"""Rows that may stand in files of their own."""
+FILES: tuple[Literal["path", "test", "validation"], ...] = ("path", *SEPARATE)
 
 
 class CorpusSpec(Settings):
@@ -40,6 +43,8 @@ class CorpusSpec(Settings):
     """With `tasks`, the folder that the tasks' own paths are relative to."""
     test: str | None = None
     """A separate test file (or folder, or split of a data set)."""
+    validation: str | None = None
+    """The same for validation rows, which clients otherwise draw from their own."""
     text: str | list[str] = "text"
     """One column, or two that make a pair."""
     label: str = "label"
@@ -66,7 +71,7 @@ class CorpusSpec(Settings):
     """Whether superglue keeps only as many training rows as FedDRS uses."""
 
     _held: dict[str, Held] = PrivateAttr(default_factory=dict)
-    """Rows in memory that `path` or `test` stand for."""
+    """Rows in memory that `path`, `test` or `validation` stand for."""
 
     @model_validator(mode="before")
     @classmethod
@@ -140,10 +145,10 @@ class CorpusSpec(Settings):
     @model_validator(mode="wrap")
     @classmethod
     def _in_memory(cls, value: Any, make: ModelWrapValidatorHandler[CorpusSpec]) -> CorpusSpec:
-        if memory.is_table(value):
-            also = [key for key in ("domain", "group") if key in memory.column_names(value)]
-            value = {"table": value, **{key: key for key in also}}
-        if not isinstance(value, dict) or not ("table" in value or memory.is_table(value.get("test"))):
+        value = named.settings(value)
+        if not isinstance(value, dict) or not (
+            "table" in value or any(memory.is_table(value.get(k)) for k in SEPARATE)
+        ):
             return make(value)
         settings = {("path" if key == "table" else key): part for key, part in value.items()}
         if "table" in value and ("path" in value or not memory.is_table(value["table"])):
@@ -151,9 +156,9 @@ class CorpusSpec(Settings):
         text = settings.get("text", "text")
         texts = [text] if isinstance(text, str) else list(text)
         wanted = [*texts, settings.get("label", "label"), settings.get("domain"), settings.get("group")]
-        held = {
+        held: dict[str, Held] = {
             key: Held.of(settings[key], [name for name in wanted if isinstance(name, str)])
-            for key in ("path", "test")
+            for key in FILES
             if memory.is_table(settings.get(key))
         }
         spec = make({**settings, **{key: rows.file for key, rows in held.items()}})
@@ -166,7 +171,7 @@ class CorpusSpec(Settings):
         unkept = {key: rows for key, rows in self._held.items() if getattr(self, key) == rows.file}
         return state | {"__pydantic_private__": {"_held": unkept}}
 
-    def held(self, key: Literal["path", "test"]) -> Held | None:
+    def held(self, key: Literal["path", "test", "validation"]) -> Held | None:
         """The rows in memory that a path stands for; None: it is a file."""
         return self._held.get(key)
 
@@ -178,7 +183,7 @@ class CorpusSpec(Settings):
 
     def kept_in(self, folder: Path) -> CorpusSpec:
         """The same with rows in memory, and those that a run kept, in files of this folder."""
-        paths = {key: memory.kept_name(path) for key in ("path", "test") if (path := getattr(self, key))}
+        paths = {key: memory.kept_name(path) for key in FILES if (path := getattr(self, key))}
         changes: dict[str, Any] = {
             key: str(folder / name)
             for key, name in paths.items()
@@ -194,9 +199,9 @@ class CorpusSpec(Settings):
         if self.name in EMBEDDED:
             used = {"name"} | EMBEDDED[self.name].settings
         elif self.name:
-            used = {"name", "test", "split", "config"} | columns
+            used = {"name", *SEPARATE, "split", "config"} | columns
         else:
-            used = {"path", "test", "encoding", "header", "delimiter"} | columns
+            used = {*FILES, "encoding", "header", "delimiter"} | columns
         fields = type(self).model_fields
         return [key for key, field in fields.items() if key not in used and getattr(self, key) != field.default]
 
@@ -225,7 +230,7 @@ class CorpusSpec(Settings):
         """The same specification with relative paths below this folder."""
         if root is None or self.path is None:
             return self
-        given = {key: value for key in ("path", "test") if (value := getattr(self, key))}
+        given = {key: value for key in FILES if (value := getattr(self, key))}
         return self.model_copy(
             update={key: str(Path(root).expanduser() / Path(value).expanduser()) for key, value in given.items()}
         )

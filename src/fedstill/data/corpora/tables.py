@@ -115,7 +115,9 @@ def _undecoded(path: Path, encoding: str) -> FedstillError:
         raw.decode(encoding)
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        what = f"byte {error.start + 1} of the file is not {encoding}; set `encoding:`, for example cp1252."
+        likely = "utf-16" if raw.startswith((b"\xff\xfe", b"\xfe\xff")) else "cp1252"
+        how = f"set `encoding:` (with `predict`, --encoding), for example {likely}"
+        what = f"byte {error.start + 1} of the file is not {encoding}; {how}."
         return fault(path, line, what)
     return FedstillError(f"{path} changed while it was read; try again.")
 

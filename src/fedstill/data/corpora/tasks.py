@@ -55,11 +55,18 @@ def joined(name: str, parts: Mapping[str, Corpus]) -> Corpus:
             [_groups(part) for part in tasks.values()], [_groups(part).max() + 1 for part in tasks.values()]
         ),
         held_out=np.concatenate(held_out) if held_out else None,
+        validating=_validating(list(tasks.values())),
         label_tasks=np.repeat(np.arange(len(tasks)), many_labels) if label_names else None,
         metrics=METRICS,
         counts=counts,
         notices=tuple(f"{task}: {notice}" for task, part in tasks.items() for notice in part.notices),
     )
+
+
+def _validating(parts: list[Corpus]) -> npt.NDArray[np.bool_] | None:
+    if all(part.validating is None for part in parts):
+        return None
+    return np.concatenate([np.zeros(len(part), bool) if part.validating is None else part.validating for part in parts])
 
 
 def _texts(part: Corpus) -> list[str]:

@@ -19,7 +19,7 @@ from fedstill.common.words import counted
 from fedstill.data.artefacts import WHEELS
 from fedstill.data.corpora import EMBEDDED
 from fedstill.data.partition import Partition
-from fedstill.results.hub.scores import Scored, over_seeds, scored, table
+from fedstill.results.hub.scores import OWN, Scored, over_seeds, scored, scored_by_itself, table
 from fedstill.results.record import Record
 from fedstill.results.report.material import SIMULATIONS, partition_of
 from fedstill.results.report.words import facts_of_rows
@@ -52,6 +52,11 @@ class Subject:
     def is_simulated(self) -> bool:
         """Whether everything that the record says was on one machine; otherwise it tells of others' rows."""
         return self.record.summary.get("engine", "") in SIMULATIONS
+
+    @property
+    def is_of_a_site(self) -> bool:
+        """Whether it is the record that a site has of itself."""
+        return not self.is_simulated and SERVER not in self.record.summary.get("models", {})
 
     @property
     def model(self) -> str:
@@ -95,7 +100,11 @@ def bare(name: str) -> str:
 def card(subject: Subject) -> str:
     """README.md of the model: metadata for the Hub, then pages for people."""
     parts = partition_of(subject.record.folder) if subject.is_simulated else None
-    found = scored(subject.record, subject.run, subject.party, parts)
+    found = (
+        scored_by_itself(subject.record, subject.run, subject.party)
+        if subject.is_of_a_site
+        else scored(subject.record, subject.run, subject.party, parts)
+    )
     sections = [
         f"# {subject.repository.partition('/')[2]}",
         _opening(subject),
@@ -135,7 +144,7 @@ def _metadata(subject: Subject, found: list[Scored]) -> str:
             metric_value=round(one.value, 4),
         )
         for one in found
-        if one.rows == "of all"
+        if one.rows in ("of all", OWN)
     ]
     known = ModelCardData(
         language=subject.language or ("en" if corpus in EMBEDDED and not subject.reads_images else None),
@@ -154,9 +163,12 @@ def _metadata(subject: Subject, found: list[Scored]) -> str:
 def _opening(subject: Subject) -> str:
     run, reads = subject.run, "image" if subject.reads_images else "text"
     many = counted(len(run.client_names), "client" if subject.is_simulated else "site")
-    whose = "the server's model" if subject.party == SERVER else "a client's model"
+    whose = {SERVER: "the server's model"}.get(
+        subject.party, f"a {'client' if subject.is_simulated else 'site'}'s model"
+    )
+    sites = "sites" if subject.is_of_a_site else many  # a site knows of no other
     where = (
-        f"simulated on one machine, with {many}" if subject.is_simulated else f"between {many} on their own machines"
+        f"simulated on one machine, with {many}" if subject.is_simulated else f"between {sites} on their own machines"
     )
     labels = ", ".join(f"`{label}`" for label in run.labels[:20]) + (" ..." if len(run.labels) > 20 else "")
     return (
@@ -185,6 +197,11 @@ def _loading(subject: Subject) -> str:
 
 
 def _data(subject: Subject, parts: Partition | None) -> list[str]:
+    if subject.is_of_a_site:
+        return [
+            "The rows of this site never left it, and nothing is known here of the others'. This card names no site. "
+            "Scores below are on the site's own test rows."
+        ]
     if not subject.is_simulated:
         return [
             "The sites' rows never left them: neither their texts nor their labels are known here, and this card does "
@@ -217,7 +234,9 @@ def _method(subject: Subject) -> list[str]:
 def _scores(subject: Subject, found: list[Scored]) -> list[str]:
     if not found:
         return ["This model was not measured on test rows."]
-    said = ["\n".join(table(found)), "Intervals are over resampled test rows (10,000 resamples)."]
+    said = ["\n".join(table(found))]
+    if any(one.interval for one in found):
+        said.append("Intervals are over resampled test rows (10,000 resamples).")
     try:
         twins = load_runs([subject.record.folder.resolve().parent]) if subject.party == SERVER else []
     except FedstillError:  # a neighbour that cannot be read is not part of this model's card
@@ -234,7 +253,7 @@ def _gains(subject: Subject) -> list[str]:
     who = "client" if subject.is_simulated else "site"
     lines = [f"| {who} | model | alone | after | gain |", "|---|---|---|---|---|"]
     for number, member in enumerate(found, 1):
-        name = member.name if subject.is_simulated else f"{who} {number}"
+        name = member.name if subject.is_simulated else "this site" if subject.is_of_a_site else f"{who} {number}"
         score = member.score
         cells = (
             ["not told"] * 3 if score is None else [f"{100 * n:.1f}" for n in (score.alone, score.after, score.gain)]
@@ -249,8 +268,9 @@ def _travelled(subject: Subject) -> list[str]:
     masks = "hid single replies from the server" if wire.get("mask") else "were not used: the server saw every reply"
     private = (subject.record.privacy or "").removeprefix("privacy: ")
     promise = private or "none was promised (no differential privacy)"
+    ways = ("left this site", "reached it") if subject.is_of_a_site else ("up", "down")
     return [
-        f"- Bytes: {size_text(run.bytes_up)} up and {size_text(run.bytes_down)} down, over the whole run.\n"
+        f"- Bytes: {size_text(run.bytes_up)} {ways[0]} and {size_text(run.bytes_down)} {ways[1]}, over the whole run.\n"
         f"- Privacy: {promise}.\n- Masks {masks}.\n"
         "- A model may repeat something of the rows that it was trained on."
     ]

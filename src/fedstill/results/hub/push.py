@@ -23,10 +23,11 @@ NAMING = {"path", "test", "name", "tokenizer", "_name_or_path", "name_or_path", 
 """Keys whose values may be paths of this machine."""
 
 
-def subject_of(folder: Path, party: str, repository: str, language: str | None = None) -> Subject:
+def subject_of(folder: Path, party: str | None, repository: str, language: str | None = None) -> Subject:
     """The model to push; an error if the run is not finished, has no such model, or the name is not one of the Hub."""
     _check_name(repository)
     record = Record(folder)
+    party = party or record.usual_party
     name = str(record.summary.get("models", {}).get(party, ""))  # an unfinished run says so here
     record.check_model(party)
     if is_own(name):

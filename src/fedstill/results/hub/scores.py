@@ -17,6 +17,7 @@ from fedstill.results.significance import interval_over_rows, interval_over_seed
 from fedstill.wire.messages import SERVER
 
 SAME = 1e-9
+OWN = "the site's own"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,18 @@ def scored(record: Record, run: Run, party: str, parts: Partition | None) -> lis
                 many, interval = _interval(kept, own, metric, scores[metric], len(run.labels))
                 found.append(Scored(where, many, metric, scores[metric], interval))
     return sorted(found, key=lambda one: (one.rows != "of all", one.metric != run.metric))
+
+
+def scored_by_itself(record: Record, run: Run, party: str) -> list[Scored]:
+    """All metrics that a site measured of its own model on its own test rows, of which no predictions are kept."""
+    split = f"{POOLED}/{party}"
+    rows = [line.get("rows") for line in record.metrics if line.get("split") == split]
+    found = [
+        Scored(OWN, rows[-1] if rows else None, metric, value, None)
+        for metric, value in run.clients.get(party, {}).get(split, {}).items()
+        if metric in METRICS
+    ]
+    return sorted(found, key=lambda one: one.metric != run.metric)
 
 
 def _interval(

@@ -62,7 +62,7 @@ def remarks(record: Record, material: Material) -> tuple[Remark, ...]:
         if "note" in line:
             seen.setdefault((line["party"], line["note"]), []).append(line["round"])
     return (
-        *_dropped(material),
+        *_dropped(record, material),
         *(Remark("before the run", "", caution) for caution in cautions),
         *(Remark("run", "", note) for note in ([] if record.log else record.so_far.get("notes", []))),
         *(Remark(who, spans(rounds), says) for (who, says), rounds in seen.items()),
@@ -97,9 +97,9 @@ def spans(numbers: Sequence[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in parts)
 
 
-def _dropped(material: Material) -> list[Remark]:
+def _dropped(record: Record, material: Material) -> list[Remark]:
     """Rows that were read and not used, by reason."""
-    read = {} if material.corpus is None else material.corpus.counts
+    read = record.counts if material.corpus is None else material.corpus.counts
     unused = {} if material.parts is None else material.parts.counts
     reasons = {why: many for why, many in {**read, **unused}.items() if many and why not in ("rows read", "rows kept")}
     says = ", ".join(f"{why}: {many:,}" for why, many in reasons.items())

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from fedstill.common.files import write_whole
 from fedstill.common.locks import is_locked
+from fedstill.results.pace import Left
 from fedstill.results.report.page import Panel
-from fedstill.results.watch.state import State, duration
+from fedstill.results.watch.state import State
 
 PLAN = "runs.json"
 
@@ -62,7 +63,7 @@ class Planned:
         """About how long all of it still takes."""
         if self.left_s is None or not self.is_at_work:
             return ""
-        return duration(max(0.0, self.left_s - max(0.0, time.time() - self.at)))
+        return str(Left(self.left_s).after(max(0.0, time.time() - self.at)))
 
     def panel(self, states: Sequence[State]) -> Panel:
         """Every run and how it stands."""
@@ -71,7 +72,7 @@ class Planned:
             where = self._place(state)
             stand = self._stand(state)
             said = {"failed": f"failed: {self.failed.get(where)}", "missing": stand}.get(stand, state.words)
-            rows.append((self.runs.get(where, where), said, "" if state.left_s is None else duration(state.left_s)))
+            rows.append((self.runs.get(where, where), said, str(state.left or "")))
         return Panel("All runs", ("run", "state", ""), tuple(rows))
 
     def _stand(self, state: State) -> str:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Literal
 
 from fedstill.common.locks import is_locked
+from fedstill.results.pace import Left, Took, left
 from fedstill.results.record import Record
 
-LAST = 5
-"""Rounds whose mean says how long the next one takes."""
 FILES = ("experiment.yaml", "metrics.jsonl", "ledger.jsonl", "log.jsonl", "summary.json")
 """What changes while a run goes on."""
 
@@ -27,8 +25,8 @@ class State:
     stand: Stand
     round: int = 0
     rounds: int = 0
-    left_s: float | None = None
-    """About how long it still takes; None if nothing is known."""
+    left: Left | None = None
+    """How long it still takes; None if nothing is known."""
 
     @classmethod
     def of(cls, folder: Path) -> State:
@@ -42,11 +40,11 @@ class State:
             was_begun = (folder / "experiment.yaml").is_file()
             return cls(folder, "preparing" if is_going else "stopped" if was_begun else "waiting")
         rounds = int(record.log[begun[-1]]["begun"]["rounds"])
-        since = record.log[begun[-1]]["round"], *_seconds(record, begun[-1])
+        since = record.log[begun[-1]]["round"], *_rounds(record, begun[-1])
         done = min(max(since), rounds)
         if not is_going:
             return cls(folder, "stopped", done, rounds)
-        return cls(folder, "running", done, rounds, _left_s(record, done, rounds))
+        return cls(folder, "running", done, rounds, _left(record, begun[-1], rounds))
 
     @property
     def words(self) -> str:
@@ -67,26 +65,25 @@ class State:
         return (str(self.folder), self.stand, self.round, *(_written(self.folder / name) for name in FILES))
 
 
-def duration(seconds: float) -> str:
-    """About how long something still takes."""
-    if seconds < 100:
-        return f"about {max(1, round(seconds))} s left"
-    return f"about {seconds / 60:.0f} min left" if seconds < 100 * 60 else f"about {seconds / 3600:.1f} h left"
+def _rounds(record: Record, first: int = 0) -> list[int]:
+    """The numbers of the rounds that are done, of the log's lines from this one on."""
+    return [line["round"] for line in record.log[first:] if "seconds" in line]
 
 
-def _seconds(record: Record, first: int = 0) -> dict[int, float]:
-    """Round -> seconds, of the log's lines from this one on."""
-    return {line["round"]: float(line["seconds"]["total"]) for line in record.log[first:] if "seconds" in line}
-
-
-def _left_s(record: Record, done: int, rounds: int) -> float | None:
-    """The rounds that are left, each as long as the last ones were on average."""
-    took = [seconds for number, seconds in sorted(_seconds(record).items()) if 0 < number <= rounds][-LAST:]
-    if not took or done >= rounds:
+def _left(record: Record, begun: int, rounds: int) -> Left | None:
+    """How long it takes from now on, if the last digest has not been done, too."""
+    log = record.log
+    if rounds + 1 in _rounds(record, begun):
         return None
-    since = time.time() - max(float(line.get("at", 0.0)) for line in record.log)  # the last round ended
-    usual = fmean(took)
-    return max(0.0, usual - max(0.0, since)) + usual * (rounds - done - 1)
+    many = len(log[begun]["begun"]["clients"])
+    took = {
+        line["round"]: Took(spent["total"], spent.get("digest", 0.0) * many / max(1, line["active"]))
+        for line in log
+        if (spent := line.get("seconds")) and 0 < line["round"] <= rounds
+    }
+    found = left(took, rounds)
+    since = time.time() - max(float(line.get("at", 0.0)) for line in log)  # the last round ended
+    return found and found.after(max(0.0, since))
 
 
 def _written(path: Path) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from fedstill.results.report.page import Live, Panel, alone, render, render_pane
 from fedstill.results.report.series import RunSeries, series
 from fedstill.results.runs import Run, load_run, run_folders
 from fedstill.results.watch.planned import Planned
-from fedstill.results.watch.state import State, duration
+from fedstill.results.watch.state import State
 
 SOON_S, LATER_S = 2.0, 5.0
 """How long an open page waits before it asks again, while runs go on and otherwise."""
@@ -129,4 +129,4 @@ def _one_in_words(states: Sequence[State]) -> str:
 
 
 def _one_left(states: Sequence[State]) -> str:
-    return "" if states[0].left_s is None else duration(states[0].left_s)
+    return str(states[0].left or "")
