@@ -8,6 +8,7 @@ from typing import Any
 import clients
 import growth
 import noise
+import peers
 import rounds
 import same_result
 import speed
@@ -52,6 +53,7 @@ def page(found: Found, machines: dict[str, dict[str, Any]], cores: object) -> st
         "",
         *growth.lines(found),
         *many_clients(found),
+        *others(found, machines),
         *gpu(found, machines),
         *conversation(found),
         *noise.lines(found),
@@ -114,6 +116,38 @@ def many_clients(found: Found) -> list[str]:
         ),
         *clients.lines(results),
         "",
+    ]
+
+
+def others(found: Found, machines: dict[str, dict[str, Any]]) -> list[str]:
+    """Other frameworks."""
+    results, machine = found.get("peers", {}), machines.get("peers", {})
+    if not results:
+        return []
+    sizes = "; ".join(
+        f"{model}: {rows['private']} private rows, {rows['public']} public, {rows['test']} test"
+        for model, rows in ((model, results[model]["rows"]) for model in peers.WORKS if model in results)
+    )
+    return [
+        "## Other frameworks, the same work",
+        "",
+        *text(
+            f"Tweets, {peers.CLIENTS} clients and a server, one epoch, batches of {BATCH}, AdamW at a constant rate; "
+            f"{sizes}. DS-FL where a peer has it or can be written in it as its users do; else FedAvg on both sides. "
+            "Everybody reads the same tokens and begins with the same model, with one torch thread for each client "
+            "that computes; the processes take turns on one machine. Batches of all but the authors' are padded to "
+            "their longest text. Every client is measured on the test rows once a round in DS-FL, and the server; ours "
+            "is measured twice, checks and counts what is sent, and writes a checkpoint. Medians of rounds after the "
+            "first, all processes of a peer together. BlazeFL asks for Python 3.12; pip was told to ignore that, and "
+            "its threads share one interpreter lock here. The scripts: `benchmarks/peers/`; again: "
+            "`python benchmarks/run.py peers` (it makes environments in a temporary folder with pip)."
+        ),
+        *text(
+            f"Measured on {machine.get('cores', '?')} cores ({machine.get('machine', '?')}, torch "
+            f"{machine.get('torch', '?')}), load before {machine.get('load_before', '?')}: by the clock, other work of "
+            "the machine counts."
+        ),
+        *peers.lines(results),
     ]
 
 

@@ -21,6 +21,7 @@ import exchange
 import growth
 import noise
 import page
+import peers
 import rounds
 import speed
 import torch
@@ -54,6 +55,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
 MORE: dict[str, Callable[[], dict[str, Any]]] = {
     "clients-active": clients.active,
     "adapters": adapters.measure,
+    "peers": peers.measure,
 }
 """Parts that are measured only when they are named; same_result.py and gpu.py write theirs themselves."""
 
