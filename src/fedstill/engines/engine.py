@@ -42,7 +42,7 @@ class Engine(ABC):
         """End processes and close files."""
 
     def save_soon(self, round: int) -> None:  # noqa: B027
-        """Clients that wait anyway may begin to write their states; `save` follows, and writes what has changed since."""
+        """Clients that wait anyway may begin to write their states; `save` writes what has changed since."""
 
     # Only an engine whose clients may come and go overrides these.
 
