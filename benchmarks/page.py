@@ -7,6 +7,7 @@ from typing import Any
 
 import clients
 import growth
+import int8
 import noise
 import peers
 import rounds
@@ -53,6 +54,7 @@ def page(found: Found, machines: dict[str, dict[str, Any]], cores: object) -> st
         "",
         *growth.lines(found),
         *many_clients(found),
+        *in_eight_bits(found),
         *others(found, machines),
         *gpu(found, machines),
         *conversation(found),
@@ -116,6 +118,21 @@ def many_clients(found: Found) -> list[str]:
         ),
         *clients.lines(results),
         "",
+    ]
+
+
+def in_eight_bits(found: Found) -> list[str]:
+    """`int8`."""
+    if "int8" not in found:
+        return []
+    return [
+        "## Prediction in eight bits: `fedstill predict --int8`",
+        "",
+        *text(
+            "Tweets that the model did not learn from, one thread. Torch's own way is its dynamic quantisation of the "
+            "Hugging Face module, on the same batches. Again: `python benchmarks/run.py int8`."
+        ),
+        *int8.lines(found["int8"]),
     ]
 
 

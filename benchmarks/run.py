@@ -19,6 +19,7 @@ import clients
 import conversation
 import exchange
 import growth
+import int8
 import noise
 import page
 import peers
@@ -55,6 +56,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
 MORE: dict[str, Callable[[], dict[str, Any]]] = {
     "clients-active": clients.active,
     "adapters": adapters.measure,
+    "int8": int8.measure,
     "peers": peers.measure,
 }
 """Parts that are measured only when they are named; same_result.py and gpu.py write theirs themselves."""
