@@ -154,9 +154,10 @@ def others(found: Found, machines: dict[str, dict[str, Any]]) -> list[str]:
             "Everybody reads the same tokens and begins with the same model, with one torch thread for each client "
             "that computes; the processes take turns on one machine. Batches of all but the authors' are padded to "
             "their longest text. Every client is measured on the test rows once a round in DS-FL, and the server; ours "
-            "is measured twice, checks and counts what is sent, and writes a checkpoint. Medians of rounds after the "
-            "first, all processes of a peer together. BlazeFL asks for Python 3.12; pip was told to ignore that, and "
-            "its threads share one interpreter lock here. The scripts: `benchmarks/peers/`; again: "
+            "is measured twice, and checks and counts what is sent. By default ours writes a checkpoint every round "
+            "besides, and the others none: it is measured with and without. Medians of rounds after the first, all "
+            "processes of a peer together. BlazeFL asks for Python 3.12; pip was told to ignore that, and its threads "
+            "share one interpreter lock here. The scripts: `benchmarks/peers/`; again: "
             "`python benchmarks/run.py peers` (it makes environments in a temporary folder with pip)."
         ),
         *text(

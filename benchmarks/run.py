@@ -43,6 +43,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "speed": speed.measure,
     "techniques": speed.techniques,
     "rounds": rounds.measure,
+    "workers": rounds.workers,
     "growth": growth.measure,
     "clients-overhead": clients.overhead,
     "clients-growth": clients.growth,

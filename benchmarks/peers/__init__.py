@@ -64,9 +64,11 @@ class Peer:
 
 
 OURS = {
-    "DS-FL": Peer("with_fedstill.py", "DS-FL", "a process a core"),
-    "FedAvg": Peer("with_fedstill.py", "FedAvg", "a process a core"),
+    f"{name}, {method}": Peer("with_fedstill.py", method, "a process a core")
+    for name in ("fedstill", "fedstill, a checkpoint every round")
+    for method in ("DS-FL", "FedAvg")
 }
+"""Nobody else writes checkpoints: ours is also measured without, except for the last round, which is not counted."""
 PEERS = {
     "BlazeFL 2.0.3": Peer(
         "with_blazefl.py", "DS-FL", "a thread a core", ("blazefl==2.0.3", "--ignore-requires-python")
@@ -79,8 +81,8 @@ PEERS = {
 NOT_HERE = {
     "Flower's simulation": "its only backend is Ray, which looks for addresses outside of the machine; the server and "
     "the clients of its gRPC interface, on loopback, stand in for it",
-    "FedML 0.9.6": "its pins install (NumPy 1, protobuf 3), but importing it fails beside this torch, and its start "
-    "asks time servers and its makers' services for settings",
+    "FedML 0.9.6": "it installs, but the torchvision that it brings does not load beside torch's build for CPUs, and "
+    "parts of it ask time servers and its makers' services",
     "HtFLlib": "it is not on PyPI",
 }
 """Why there is no script of them."""
@@ -113,11 +115,13 @@ def measure() -> dict[str, Any]:
             about = write_task(folder, model, work)
             seen: dict[str, list[Seen]] = {}
             for _ in range(work.turns):
-                for name, peer in ({f"fedstill, {own.method}": own for own in OURS.values()} | PEERS).items():
+                for name, peer in (OURS | PEERS).items():
                     if name in left_out:
                         continue
                     try:
-                        seen.setdefault(name, []).append(watch(peer, pythons.get(name, sys.executable), folder, work))
+                        seen.setdefault(name, []).append(
+                            watch(name, peer, pythons.get(name, sys.executable), folder, work)
+                        )
                     except ChildProcessError as error:
                         left_out[name] = str(error)
                     print(f"{model}, {name}: {seen.get(name, ['left out'])[-1]}", file=sys.stderr, flush=True)
@@ -158,14 +162,15 @@ def write_task(folder: Path, model: str, work: Work) -> dict[str, int]:
             "kind": "iid", "clients": CLIENTS, "public": 0.2, "validation": 0, "test": 0.1,
             "rows_per_domain": work.rows,
         },
-        "clients": model, "server": model, "rounds": work.rounds, "device": "cpu", "report_to": [],
+        "clients": model, "server": model, "device": "cpu", "report_to": [],
         "train": {
             "epochs": EPOCHS, "batch": plain.BATCH, "max_length": plain.WIDTH, "rate": RATE, "schedule": "constant",
         },
     }  # fmt: skip
-    for method in OURS:
-        own = values | {"algorithm": method.replace("-", ""), "blend": "mean"}
-        (folder / f"{method}.yaml").write_text(json.dumps(own))
+    for name, peer in OURS.items():
+        own = values | {"algorithm": peer.method.replace("-", ""), "blend": "mean"}
+        own |= {"rounds": work.rounds + 1, "save_every": 1 if "checkpoint" in name else work.rounds + 1}
+        (folder / f"{name}.yaml").write_text(json.dumps(own))
     plan = prepare(Experiment.model_validate(values | {"algorithm": "DSFL"}), folder / "plan")[1]
     build(plan.server.model, plan.labels, plan.default_tokenizer, 0).module.save_pretrained(folder / "model")
     parties = [plan.make_client(name, tell_nobody).data for name in plan.clients]
@@ -200,10 +205,10 @@ def free_port() -> int:
         return port
 
 
-def watch(peer: Peer, python: str, folder: Path, work: Work) -> Seen:
+def watch(name: str, peer: Peer, python: str, folder: Path, work: Work) -> Seen:
     """Run a script to its end and see how it goes."""
     calm = {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "HF_HUB_OFFLINE": "1"}
-    command = [python, str(HERE / peer.script), str(folder), peer.method]
+    command = [python, str(HERE / peer.script), str(folder), name]
     with (folder / "errors").open("w+") as errors:
         started = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | calm)
@@ -217,10 +222,11 @@ def watch(peer: Peer, python: str, folder: Path, work: Work) -> Seen:
                 for member in family_of(process.pid):
                     os.kill(member, 9)
         listening.join()
-        if process.returncode or len(seen.ends) != work.rounds:
+        if process.returncode or len(seen.ends) < work.rounds:
             errors.seek(0)
             last = errors.read().strip().splitlines()[-1:]
             raise ChildProcessError(f"it ended with {process.returncode} after {len(seen.ends)} rounds: {last}")
+    del seen.ends[work.rounds :]
     return seen
 
 
@@ -241,7 +247,7 @@ def summary(seen: Mapping[str, list[Seen]]) -> dict[str, dict[str, Any]]:
     for name, runs in seen.items():
         rounds = [pair for run in runs for pair in run.rounds()]
         ways[name] = {
-            "method": name.partition(", ")[2] or PEERS[name].method,
+            "method": (OURS | PEERS)[name].method,
             "round_s": statistics.median(clock for clock, _ in rounds),
             "round_cpu_s": statistics.median(cpu for _, cpu in rounds),
             "first_batch_s": statistics.median(run.first_batch_s for run in runs if run.first_batch_s is not None),
@@ -260,9 +266,9 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     left_out = found.get("left out", {}) | NOT_HERE
     measured = {model: found[model] for model in WORKS if model in found}
     rows = [
-        f"| {model} | {own['method']} | {name.partition(',')[0] if name.startswith('fedstill') else name} "
+        f"| {model} | {own['method']} | {name.removesuffix(', ' + own['method'])} "
         f"| {own['cpu_ratio']:.1f} | {own['ratio']:.1f} | {own['round_cpu_s']:.2f} | {own['round_s']:.2f} "
-        f"| {own['first_batch_s']:.1f} | {own['peak_gib']:.2f} | {(PEERS.get(name) or OURS[own['method']]).at_once} |"
+        f"| {own['first_batch_s']:.1f} | {own['peak_gib']:.2f} | {(OURS | PEERS)[name].at_once} |"
         for model, part in measured.items()
         for name, own in sorted(part["ways"].items(), key=lambda item: (item[1]["method"], item[1]["cpu_ratio"]))
     ]

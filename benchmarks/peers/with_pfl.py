@@ -29,10 +29,11 @@ class Classifier(nn.Module):
 
     def loss(self, labels: Tensor, **batch: Tensor) -> Tensor:
         self.train()
+        found = F.cross_entropy(self.model(**batch).logits, labels)
         if not self.has_begun:
             task.said("batch")
             self.has_begun = True
-        return F.cross_entropy(self.model(**batch).logits, labels)
+        return found
 
     @torch.no_grad()
     def metrics(self, labels: Tensor, **batch: Tensor) -> dict[str, Weighted]:
