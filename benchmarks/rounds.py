@@ -32,6 +32,8 @@ from fedstill.plan.prepare import prepare
 CLIENTS = 4
 SIZES = {"bert-tiny": (64, 3), "minilm": (32, 1)}
 """Rows of each of the five domains, and epochs of a phase."""
+MOST_ROUNDS = 50
+"""More than are played: what a client says of a round after the last one is refused."""
 
 
 def experiment(model: str, workers: int = 1) -> Experiment:
@@ -47,7 +49,7 @@ def experiment(model: str, workers: int = 1) -> Experiment:
             "server": model,
             "algorithm": "AdaFD",
             "train": {"epochs": epochs, "max_length": plain.WIDTH},
-            "rounds": 1,
+            "rounds": MOST_ROUNDS,
             "workers": workers,
             "threads": 1,
             "device": "cpu",
@@ -150,12 +152,13 @@ def two_workers(model: str) -> Values:
 
 
 def parts_of(folder: Path) -> Values:
-    """Where a round's seconds went: the medians of what the log of a run says, without its first two rounds."""
+    """Where a round's seconds went: the medians of what the log of a run says, without its first two rounds.
+
+    Its `rest` and `total` are left out: they count the turns of the others.
+    """
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     rounds = [line["seconds"] for line in lines if "seconds" in line][2:]
-    median = {
-        part: statistics.median(own[part] for own in rounds) for part in ("phases", "clients", "state", "rest", "idle")
-    }
+    median = {part: statistics.median(own[part] for own in rounds) for part in ("clients", "state", "idle")}
     return {f"{part}_s": seconds for part, seconds in median.items()}
 
 
@@ -184,14 +187,14 @@ def _parts(both: Results) -> list[str]:
         return []
     return [
         "Seconds of a round with two workers, by the clock: waiting for clients, of which a worker is idle while the "
-        "other one still computes; the server alone; checkpoints; the rest. The server's work on one core bounds what "
-        "a second worker can gain: `most`. Again, on idle cores: `python benchmarks/run.py workers`.",
+        "other one still computes; checkpoints; the server alone, with all else. What is on one core bounds what a "
+        "second worker can gain: `most`. Again, on idle cores: `python benchmarks/run.py workers`.",
         "",
-        "| model | one worker | two workers | clients | idle | server | state | rest | gain | most |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| model | one worker | two workers | clients | idle | server | state | gain | most |",
+        "|---|---|---|---|---|---|---|---|---|",
         *(
             f"| {model} | {own['wall_s'] * own['ratio']:.2f} | {own['wall_s']:.2f} | {own['clients_s']:.2f} "
-            f"| {own['idle_s']:.2f} | {server_s(own):.2f} | {own['state_s']:.2f} | {own['rest_s']:.2f} "
+            f"| {own['idle_s']:.2f} | {server_s(own):.2f} | {own['state_s']:.2f} "
             f"| {own['ratio']:.2f} | {most(own):.2f} |"
             for model, own in both.items()
         ),
@@ -201,7 +204,7 @@ def _parts(both: Results) -> list[str]:
 
 def server_s(own: Values) -> float:
     """The server's part of a round."""
-    return max(0.0, own["wall_s"] - own["clients_s"] - own["state_s"] - own["rest_s"])
+    return max(0.0, own["wall_s"] - own["clients_s"] - own["state_s"])
 
 
 def most(own: Values) -> float:

@@ -49,7 +49,7 @@ class Work:
     turns: int
 
 
-WORKS = {"bert-tiny": Work(160, 4, 2), "minilm": Work(32, 2, 1)}
+WORKS = {"bert-tiny": Work(160, 3, 2), "minilm": Work(24, 2, 1)}
 
 
 @dataclass(frozen=True)
