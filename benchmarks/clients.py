@@ -68,11 +68,11 @@ def family_of(process: int) -> list[int]:
 
 
 def work_of(processes: Sequence[int]) -> float:
-    """CPU seconds of these processes so far: other processes of the machine do not count."""
+    """CPU seconds of these processes and their ended children so far: other processes of the machine do not count."""
     total = 0
     for process in processes:
         with suppress(OSError):
-            total += sum(map(int, Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]))
+            total += sum(map(int, Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:15]))
     return total / os.sysconf("SC_CLK_TCK")
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import clients
 import growth
+import int8
 import noise
+import peers
 import rounds
 import same_result
 import speed
@@ -52,6 +54,8 @@ def page(found: Found, machines: dict[str, dict[str, Any]], cores: object) -> st
         "",
         *growth.lines(found),
         *many_clients(found),
+        *in_eight_bits(found),
+        *others(found, machines),
         *gpu(found, machines),
         *conversation(found),
         *noise.lines(found),
@@ -114,6 +118,54 @@ def many_clients(found: Found) -> list[str]:
         ),
         *clients.lines(results),
         "",
+    ]
+
+
+def in_eight_bits(found: Found) -> list[str]:
+    """`int8`."""
+    if "int8" not in found:
+        return []
+    return [
+        "## Prediction in eight bits: `fedstill predict --int8`",
+        "",
+        *text(
+            "Tweets that the model did not learn from, one thread. Torch's own way is its dynamic quantisation of the "
+            "Hugging Face module, on the same batches. Again: `python benchmarks/run.py int8`."
+        ),
+        *int8.lines(found["int8"]),
+    ]
+
+
+def others(found: Found, machines: dict[str, dict[str, Any]]) -> list[str]:
+    """Other frameworks."""
+    results, machine = found.get("peers", {}), machines.get("peers", {})
+    if not results:
+        return []
+    sizes = "; ".join(
+        f"{model}: {rows['private']} private rows, {rows['public']} public, {rows['test']} test"
+        for model, rows in ((model, results[model]["rows"]) for model in peers.WORKS if model in results)
+    )
+    return [
+        "## Other frameworks, the same work",
+        "",
+        *text(
+            f"Tweets, {peers.CLIENTS} clients and a server, one epoch, batches of {BATCH}, AdamW at a constant rate; "
+            f"{sizes}. DS-FL where a peer has it or can be written in it as its users do; else FedAvg on both sides. "
+            "Everybody reads the same tokens and begins with the same model, with one torch thread for each client "
+            "that computes; the processes take turns on one machine. Batches of all but the authors' are padded to "
+            "their longest text. Every client is measured on the test rows once a round in DS-FL, and the server; ours "
+            "is measured twice, and checks and counts what is sent. By default ours writes a checkpoint every round "
+            "besides, and the others none: it is measured with and without. Medians of rounds after the first, all "
+            "processes of a peer together. BlazeFL asks for Python 3.12; pip was told to ignore that, and its threads "
+            "share one interpreter lock here. The scripts: `benchmarks/peers/`; again: "
+            "`python benchmarks/run.py peers` (it makes environments in a temporary folder with pip)."
+        ),
+        *text(
+            f"Measured on {machine.get('cores', '?')} cores ({machine.get('machine', '?')}, torch "
+            f"{machine.get('torch', '?')}), load before {machine.get('load_before', '?')}: by the clock, other work of "
+            "the machine counts."
+        ),
+        *peers.lines(results),
     ]
 
 

@@ -7,6 +7,7 @@ sides have the same rows and read the same tokens, made before.
 
 from __future__ import annotations
 
+import json
 import statistics
 import tempfile
 from pathlib import Path
@@ -31,6 +32,8 @@ from fedstill.plan.prepare import prepare
 CLIENTS = 4
 SIZES = {"bert-tiny": (64, 3), "minilm": (32, 1)}
 """Rows of each of the five domains, and epochs of a phase."""
+MOST_ROUNDS = 50
+"""More than are played: what a client says of a round after the last one is refused."""
 
 
 def experiment(model: str, workers: int = 1) -> Experiment:
@@ -46,7 +49,7 @@ def experiment(model: str, workers: int = 1) -> Experiment:
             "server": model,
             "algorithm": "AdaFD",
             "train": {"epochs": epochs, "max_length": plain.WIDTH},
-            "rounds": 1,
+            "rounds": MOST_ROUNDS,
             "workers": workers,
             "threads": 1,
             "device": "cpu",
@@ -106,11 +109,15 @@ def padded_rows(plan: Plan) -> dict[str, Padded]:
 
 
 def measure() -> Results:
-    """One process: ours and plain. Two processes and one: ours, by the clock."""
+    """One process: ours and plain."""
     torch.set_num_threads(1)
-    return {f"{model}, one process": one_process(model) for model in SIZES} | {
-        f"{model}, two workers": two_workers(model) for model in SIZES
-    }
+    return {f"{model}, one process": one_process(model) for model in SIZES}
+
+
+def workers() -> Results:
+    """Two processes and one: ours, by the clock, so that only idle cores give the right numbers."""
+    torch.set_num_threads(1)
+    return {model: two_workers(model) for model in SIZES}
 
 
 def one_process(model: str) -> Values:
@@ -139,13 +146,25 @@ def two_workers(model: str) -> Values:
         seconds = in_turns({str(workers): lambda own=own: own.next for workers, own in running.items()}, TURNS[model])  # type: ignore[misc]
         for own in running.values():
             own.close()
+        parts = parts_of(plans[2].folder)
     one, two = ([Seconds(each.wall, each.wall) for each in seconds[workers]] for workers in ("1", "2"))
-    return times(one, two)
+    return times(one, two) | parts
+
+
+def parts_of(folder: Path) -> Values:
+    """Where a round's seconds went: the medians of what the log of a run says, without its first two rounds.
+
+    Its `rest` and `total` are left out: they count the turns of the others.
+    """
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    rounds = [line["seconds"] for line in lines if "seconds" in line][2:]
+    median = {part: statistics.median(own[part] for own in rounds) for part in ("clients", "state", "idle")}
+    return {f"{part}_s": seconds for part, seconds in median.items()}
 
 
 def lines(found: dict[str, Results]) -> list[str]:
     """This part of the page."""
-    results = found.get("rounds", {})
+    results, both = found.get("rounds", {}), found.get("workers", {})
     return [
         "| model | times as fast as the plain loop | by the clock | plain CPU s | our CPU s | rows: private, public, "
         "test | epochs | two workers, times as fast as one process (clock) |",
@@ -153,9 +172,42 @@ def lines(found: dict[str, Results]) -> list[str]:
         *(
             f"| {model} | {spread(one)} | {one['wall_ratio']:.2f} | {one['plain_cpu_s']:.1f} | {one['cpu_s']:.1f} "
             f"| {one['train_rows']:.0f}, {one['public_rows']:.0f}, {one['test_rows']:.0f} | {one['epochs']:.0f} "
-            f"| {spread(results.get(f'{model}, two workers'))} |"
+            f"| {spread(both.get(model) or results.get(f'{model}, two workers'))} |"
             for model in SIZES
             if (one := results.get(f"{model}, one process"))
         ),
         "",
+        *_parts(both),
     ]
+
+
+def _parts(both: Results) -> list[str]:
+    """Where the time of two workers goes."""
+    if not both:
+        return []
+    return [
+        "Seconds of a round with two workers, by the clock: waiting for clients, of which a worker is idle while the "
+        "other one still computes; checkpoints; the server alone, with all else. What is on one core bounds what a "
+        "second worker can gain: `most`. Again, on idle cores: `python benchmarks/run.py workers`.",
+        "",
+        "| model | one worker | two workers | clients | idle | server | state | gain | most |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *(
+            f"| {model} | {own['wall_s'] * own['ratio']:.2f} | {own['wall_s']:.2f} | {own['clients_s']:.2f} "
+            f"| {own['idle_s']:.2f} | {server_s(own):.2f} | {own['state_s']:.2f} "
+            f"| {own['ratio']:.2f} | {most(own):.2f} |"
+            for model, own in both.items()
+        ),
+        "",
+    ]
+
+
+def server_s(own: Values) -> float:
+    """The server's part of a round."""
+    return max(0.0, own["wall_s"] - own["clients_s"] - own["state_s"])
+
+
+def most(own: Values) -> float:
+    """How many times as fast two workers could be if only the server were not shared: Amdahl's law."""
+    one = own["wall_s"] * own["ratio"]
+    return one / ((one - server_s(own)) / 2 + server_s(own))

@@ -19,8 +19,10 @@ import clients
 import conversation
 import exchange
 import growth
+import int8
 import noise
 import page
+import peers
 import rounds
 import speed
 import torch
@@ -41,6 +43,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "speed": speed.measure,
     "techniques": speed.techniques,
     "rounds": rounds.measure,
+    "workers": rounds.workers,
     "growth": growth.measure,
     "clients-overhead": clients.overhead,
     "clients-growth": clients.growth,
@@ -54,6 +57,8 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
 MORE: dict[str, Callable[[], dict[str, Any]]] = {
     "clients-active": clients.active,
     "adapters": adapters.measure,
+    "int8": int8.measure,
+    "peers": peers.measure,
 }
 """Parts that are measured only when they are named; same_result.py and gpu.py write theirs themselves."""
 

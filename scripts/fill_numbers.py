@@ -83,6 +83,22 @@ def speed() -> str:
     )
 
 
+def int8() -> str:
+    """Prediction in eight bits."""
+    return "\n".join(
+        [
+            "| | rows a CPU second, fp32 | int8 | torch's own int8 | same label | right, fp32 | right, int8 |",
+            "|---|---|---|---|---|---|---|",
+            *(
+                f"| {name} | {own['fp32_rows_per_s']:.0f} | {own['int8_rows_per_s']:.0f} ({own['ratio']:.2f}x) "
+                f"| {own['torch_rows_per_s']:.0f} | {100 * own['same_labels']:.1f}% | {100 * own['right_fp32']:.1f}% "
+                f"| {100 * own['right_int8']:.1f}% |"
+                for name, own in measured("int8").items()
+            ),
+        ]
+    )
+
+
 def _beside(card: dict[str, Any]) -> str:
     """What the table of speeds leaves out."""
     lengths = [value["ratio"] for name, value in measured("growth").items() if name.startswith("length")]
@@ -231,7 +247,7 @@ def _kept(recipe: str) -> Iterator[str]:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     function.__name__: function
-    for function in (demo, default, speed, exchange, adapters, cell, fedid, recipes, figures)
+    for function in (demo, default, speed, int8, exchange, adapters, cell, fedid, recipes, figures)
 }
 
 

@@ -81,6 +81,11 @@ def test_all_columns_are_kept_and_labels_and_probabilities_added(run: Path, text
     assert [path.name for path in texts.iterdir() if path.name.startswith(".")] == []
 
 
+def test_eight_bits_are_for_encoders(run: Path, texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedstill("predict", str(run), "x.csv", "--int8") == 1
+    assert "int8 is for BERT-" in capsys.readouterr().err
+
+
 def test_columns_of_a_parquet_file_keep_their_types(run: Path, texts: Path) -> None:
     table = pyarrow.table({"title": ["a", "b"], "body": ["lovely", "awful"], "ids": [[1, 2], None], "n": [1.5, None]})
     pyarrow.parquet.write_table(table, "x.parquet")

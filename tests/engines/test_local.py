@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedstill import Experiment, FedstillError, run
+from fedstill import AdaFD, Experiment, FedstillError, Replies, Server, run
 from fedstill.common.events import Event, RoundDone
+from fedstill.engines.local import LocalEngine
 from fedstill.engines.sharing import share_out
 from fedstill.results.report.material import Material
 from fedstill.results.report.words import remarks
@@ -75,6 +79,42 @@ def test_a_worker_that_dies_ends_the_run_with_a_sentence(small: Small, tmp_path:
     with pytest.raises(FedstillError, match=r"worker process died \(killed by signal 9.*--resume"):
         run(small(workers=2), tmp_path / "run", tell=kill_one)
     assert (tmp_path / "run" / "checkpoint" / "round-00001.json").exists()
+
+
+def test_workers_write_their_clients_states_while_the_server_learns(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn, early = AdaFD.server, []
+
+    def server(self: AdaFD, me: Server, ups: Replies[Any]) -> Any:
+        states = tmp_path / "run" / "checkpoint" / "state"
+        until = time.monotonic() + 60
+        while (
+            len(found := sorted(path.name for path in states.glob("[!.]*.1.safetensors"))) < 3
+            and time.monotonic() < until
+        ):
+            time.sleep(0.02)
+        early.append(found)
+        return learn(self, me, ups)
+
+    monkeypatch.setattr(AdaFD, "server", server)
+    run(small(workers=2, rounds=1), tmp_path / "run")
+    assert early == [[f"{name}.1.safetensors" for name in ("books", "garden", "toys")]]
+
+
+def test_states_that_cannot_be_written_early_end_the_run_with_a_sentence(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deliver(self: LocalEngine, calls: Mapping[str, bytes], round: int) -> Any:
+        if round == 2:
+            shutil.rmtree(tmp_path / "run" / "checkpoint" / "state")
+            (tmp_path / "run" / "checkpoint" / "state").write_text("a file where a folder was")
+        return carry(self, calls, round)
+
+    carry = LocalEngine.deliver
+    monkeypatch.setattr(LocalEngine, "deliver", deliver)
+    with pytest.raises(FedstillError, match=r"state.*The last checkpoint is whole"):
+        run(small(workers=2), tmp_path / "run")
 
 
 def test_participation_below_one_calls_fewer_clients_and_all_digest_at_the_end(small: Small, tmp_path: Path) -> None:

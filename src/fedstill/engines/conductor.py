@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -58,6 +59,8 @@ class Conductor:
         self.started = time.monotonic()
         self.clock = Seconds()
         self.cautions: list[Caution] = []
+        self.saved_soon = 0
+        """The last round in which clients were told to save their states early."""
 
     def conduct(self, after: Manifest | None = None) -> None:
         """All rounds from the beginning, or those after a checkpoint."""
@@ -104,7 +107,7 @@ class Conductor:
                 with self.server.timed("measuring"):
                     self.server.evaluate("distilled")
         self._close_round()
-        if number % self.plan.experiment.save_every == 0 or number == self.rounds:
+        if self._is_saved(number):
             self._save(answer)
         spent = self._write_seconds()
         digest_s = spent["digest"] * len(self.clients) / max(1, len(self.active))
@@ -159,6 +162,9 @@ class Conductor:
         )
         with self.clock.spent("clients"):
             replies = self.engine.deliver(calls, self.round)
+        if verb == "turn" and self._is_saved(self.round) and self.saved_soon != self.round:
+            self.saved_soon = self.round
+            self.engine.save_soon(self.round)  # a turn is mostly all of a client's round, and now the server is busy
         messages: dict[str, Message] = {}
         failures: list[Failure] = []
         slips: list[Slip] = []
@@ -262,11 +268,16 @@ class Conductor:
 
     # State at round boundaries
 
+    def _is_saved(self, round: int) -> bool:
+        """Whether a round ends with a checkpoint."""
+        return round % self.plan.experiment.save_every == 0 or round == self.rounds
+
     def _save(self, answer: Answers) -> None:
         run = self.plan.folder
-        with self.clock.spent("state"):
+        with self.clock.spent("state"), ThreadPoolExecutor(1) as beside:
+            own = beside.submit(write_state, run, self.server, self.round)
             parties = dict(self.engine.save(self.round))
-            parties[SERVER] = write_state(run, self.server, self.round)
+            parties[SERVER] = own.result()
         by_client = {"": answer} if not isinstance(answer, Mapping) else dict(answer)
         answers = {
             name: FileReference.write(folder_of(run), f"state/answer-{file_name(name)}.{self.round}", encode(message))

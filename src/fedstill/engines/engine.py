@@ -41,6 +41,9 @@ class Engine(ABC):
     def close(self) -> None:
         """End processes and close files."""
 
+    def save_soon(self, round: int) -> None:  # noqa: B027
+        """Clients that wait anyway may begin to write their states; `save` writes what has changed since."""
+
     # Only an engine whose clients may come and go overrides these.
 
     def open(self) -> None:  # noqa: B027

@@ -20,7 +20,7 @@ from fedstill.engines.books import Books
 from fedstill.engines.host import Host
 from fedstill.engines.hosting import Outcome, Pipe, Request, outcome, serve
 from fedstill.engines.processes import STOP_S, follow_parent, how_it_died, stop
-from fedstill.engines.sharing import SharingEngine, answer_all, share_out
+from fedstill.engines.sharing import SharingEngine, answer_all, raise_if_failed, share_out
 from fedstill.plan.plan import Plan
 
 
@@ -34,8 +34,16 @@ class LocalEngine(SharingEngine["_Where"]):
         if len(shares) == 1:
             self.hosts: list[_Where] = [Host(plan, books.tell)]
         else:
+            processes.load_too()
             self.hosts = [_Worker(plan, len(shares), books.tell) for _ in shares]
         self.host_of = {name: host for host, names in zip(self.hosts, shares, strict=True) for name in names}
+        self.saving: list[_Worker] = []
+        """Workers that were told to save early and have not answered yet."""
+
+    def save_soon(self, round: int) -> None:
+        self.saving = [host for host in self.hosts if isinstance(host, _Worker)]
+        for worker in self.saving:
+            worker.begin(Request("save", round=round))
 
     def close(self) -> None:
         for host in self.hosts:
@@ -43,6 +51,7 @@ class LocalEngine(SharingEngine["_Where"]):
                 host.close()
 
     def work(self, requests: Mapping[_Where, deque[Request]]) -> Iterator[tuple[Request, Outcome]]:
+        self._settle()
         busy: dict[Any, tuple[_Worker, Request]] = {}
         for host, queue in requests.items():
             if isinstance(host, Host):
@@ -61,6 +70,16 @@ class LocalEngine(SharingEngine["_Where"]):
                     busy[connection] = (worker, worker.begin(requests[worker].popleft()))
                 yield request, heard
 
+    def _settle(self) -> None:
+        """Wait for the workers that are saving early; the files of all clients are in the reply to the next `save`."""
+        while self.saving:
+            heard = self.saving[-1].hear()
+            if isinstance(heard, Event):
+                self.books.tell(heard)
+                continue
+            self.saving.pop()
+            raise_if_failed(heard)
+
 
 class _Worker:
     """A host in its own process."""
@@ -69,7 +88,7 @@ class _Worker:
         self.is_busy = False
         host, device = (None if whole is None else whole // workers for whole in (plan.host_bytes, plan.device_bytes))
         plan = replace(plan, host_bytes=host, device_bytes=device)
-        how = processes.context(["fedstill.engines.local"])
+        how = processes.context(processes.WORKERS)
         here, there = how.Pipe()
         self.pipe = Pipe(here)
         self.process = how.Process(target=_live, args=(there, plan), daemon=True)

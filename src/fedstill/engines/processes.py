@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Sequence
+from importlib import import_module
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 STOP_S = 3.0
 UNGUARDED = 77
 """The exit code of a worker whose program would run the experiment again."""
-SLOW_TO_LOAD = ("transformers", "torch._dynamo")
+SLOW_TO_LOAD = ("transformers.modeling_utils", "torch._dynamo")
 """What every process would load by itself; PyTorch loads the second, for seconds, with a process's first optimiser."""
+WORKERS = ("fedstill.engines.local",)
+"""What the workers of a run need besides."""
 
 
 def context(preload: Sequence[str]) -> Any:
@@ -25,6 +28,13 @@ def context(preload: Sequence[str]) -> Any:
         found.set_forkserver_preload([*preload, *SLOW_TO_LOAD])
         _start_server()
     return found
+
+
+def load_too() -> None:
+    """Load here what the fork server is loading: this process would only wait for it, and need it later."""
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        for name in SLOW_TO_LOAD:
+            import_module(name)
 
 
 def _start_server() -> None:

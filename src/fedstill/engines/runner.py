@@ -24,14 +24,14 @@ from fedstill.common.words import counted
 from fedstill.config.experiment import Experiment, load_begun
 from fedstill.data.corpora.memory import kept_name
 from fedstill.data.corpus import Corpus
-from fedstill.engines import checkpoint, ranks, torchrun
+from fedstill.engines import checkpoint, processes, ranks, torchrun
 from fedstill.engines.books import Books
 from fedstill.engines.checkpoint import Manifest
 from fedstill.engines.conductor import Conductor
 from fedstill.engines.journal import Journal, held
 from fedstill.engines.ranks import Place
 from fedstill.engines.table import MakeEngine, maker_of, ranks_at_work
-from fedstill.plan.plan import Plan
+from fedstill.plan.plan import Plan, default_workers
 from fedstill.plan.prepare import changed_keys, prepare
 from fedstill.results.record import Record, about, write_summary
 from fedstill.results.report_to import Reporter, chosen
@@ -54,6 +54,7 @@ def run(
     _make_room(folder, force, experiment)
     tell(Preparing(str(folder)))
     with stopping_on_sigterm(), _explaining(folder), held(folder):
+        _load_early(experiment)
         experiment, plan, corpus = prepare(experiment.kept_in(folder.resolve()), folder.resolve())
         write_whole(folder / "partition.safetensors", save(plan.partition.to_arrays()))
         for name, rows in experiment.held_files().items():
@@ -88,6 +89,7 @@ def resume(folder: str | Path, tell: Tell = tell_nobody, rounds: int | None = No
     with stopping_on_sigterm(), _explaining(folder), held(folder):
         if rounds is not None:
             experiment = _prolong(folder, experiment, rounds, tell)
+        _load_early(experiment)
         experiment, plan, corpus = prepare(experiment, folder.resolve())
         manifest, passed = checkpoint.latest(folder)
         for sentence in passed:
@@ -181,6 +183,13 @@ def conduct(
     checkpoint.clear(folder) if plan.experiment.engine == "flare" else checkpoint.settle(folder)
     tell(Finished(str(folder)))
     return Record(folder)
+
+
+def _load_early(experiment: Experiment) -> None:
+    """Have the processes that workers come from load what they need while this one reads the corpus."""
+    many = default_workers(experiment.device) if experiment.workers == "auto" else experiment.workers
+    if experiment.engine == "local" and not ranks_at_work("local") and many > 1:
+        processes.context(processes.WORKERS)
 
 
 def _hosts(plan: Plan) -> str:

@@ -67,12 +67,15 @@ class SharingEngine(Engine, Generic[Where]):
         """Send requests that must all succeed; returns their replies."""
         replies = []
         for _, came in self.work({host: deque(orders) for host, orders in requests.items()}):
-            if isinstance(came, Reason):
-                raise FedstillError(
-                    f"{came.sentence} The last checkpoint is whole: fix that, then go on with --resume."
-                )
-            replies.append(came)
+            replies.append(raise_if_failed(came))
         return replies
+
+
+def raise_if_failed(came: Outcome) -> bytes:
+    """The reply to a request that must succeed."""
+    if isinstance(came, Reason):
+        raise FedstillError(f"{came.sentence} The last checkpoint is whole: fix that, then go on with --resume.")
+    return came
 
 
 def share_out(plan: Plan, most: int) -> list[list[str]]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedstill.data.examples import Examples
 from fedstill.learning.fast import card, encoder, fast_of
+from fedstill.learning.fast.int8 import quantised
 from fedstill.learning.precision import Precision, autocast
 
 
@@ -23,8 +24,15 @@ def forward(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return logits
 
 
-def predict(model: nn.Module, data: Examples, precision: Precision = "fp32", batch: int = 64) -> Tensor:
-    """The logits [N, C] of the data, in float32 (float64 for float64 models), on the CPU."""
+def predict(
+    model: nn.Module, data: Examples, precision: Precision = "fp32", batch: int = 64, int8: bool = False
+) -> Tensor:
+    """The logits [N, C] of the data, in float32 (float64 for float64 models), on the CPU.
+
+    `int8`: nearly the same, with weights in eight bits, which is faster on a CPU.
+    """
+    if int8:
+        return _in_batches(model, quantised(model), data, "fp32", batch)
     if (packed := card.predict(model, data, precision)) is not None:
         return packed
     logits = _in_batches(model, lambda given: forward(model, given), data, precision, batch)

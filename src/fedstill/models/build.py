@@ -170,13 +170,15 @@ class Model:
         """What a method sends that sends its parameters, before any codec."""
         return sum(value.numel() * value.element_size() for value in self.module.state_dict().values())
 
-    def predict(self, texts: Texts, allowed: Sequence[str] | None = None) -> Predictions:
+    def predict(self, texts: Texts, allowed: Sequence[str] | None = None, int8: bool = False) -> Predictions:
         """The labels of texts, or of pairs of texts, and the probabilities of all; `allowed` leaves only some labels.
+
+        `int8` computes with weights in eight bits: faster for encoders on a CPU, and nearly the same.
 
         >>> record.model("server").predict(["lovely, thank you"]).labels
         ['good']
         """
-        return label(self, texts, allowed)
+        return label(self, texts, allowed, int8)
 
     def pipeline(self, **options: Any) -> Any:
         """A `transformers` pipeline for text classification, if transformers made the model; options are for it.

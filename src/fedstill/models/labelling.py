@@ -58,7 +58,7 @@ class Predictions:
         return self.rows().to_pandas()
 
 
-def label(model: Model, texts: Texts, allowed: Sequence[str] | None = None) -> Predictions:
+def label(model: Model, texts: Texts, allowed: Sequence[str] | None = None, int8: bool = False) -> Predictions:
     """The labels of texts or pairs, among those that are `allowed` (default: all)."""
     if model.tokenizer is None:
         raise FedstillError(f"{model.spec} reads images, and labels no texts.")
@@ -73,7 +73,7 @@ def label(model: Model, texts: Texts, allowed: Sequence[str] | None = None) -> P
         return Predictions([], np.empty((0, len(model.labels))), model.labels)
     encoded = model.tokenizer.encode(firsts, seconds or None, _length(model))
     store = TokenStore(*encoded, pad_id=model.tokenizer.pad_id, pads_left=model.pads_left)
-    logits = predict(model.module, Examples(store, np.arange(len(firsts))))
+    logits = predict(model.module, Examples(store, np.arange(len(firsts))), int8=int8)
     forbidden = torch.tensor([allowed is not None and name not in allowed for name in model.labels])
     probabilities = logits.masked_fill(forbidden, -torch.inf).double().softmax(-1).numpy()
     return Predictions([model.labels[best] for best in probabilities.argmax(-1)], probabilities, model.labels)

@@ -61,6 +61,8 @@ class Labeller:
 
     model: Model
     allowed: list[str]
+    int8: bool = False
+    """With weights in eight bits."""
 
     @property
     def headings(self) -> list[str]:
@@ -77,7 +79,7 @@ class Labeller:
             rows = [row_of(str(file), line, record, columns) for file, line, record in piece]
             first = [row.text for row in rows]
             pairs = first if columns.pair is None else [(row.text, row.pair or "") for row in rows]
-            found = self.model.predict(pairs, allowed=self.allowed)
+            found = self.model.predict(pairs, self.allowed, self.int8)
             chances = found.probabilities[:, places].round(6).tolist()
             for (_, _, record), label, row in zip(piece, found.labels, chances, strict=True):
                 yield {**record, **dict(zip(headings, [label, *row], strict=True))}
@@ -94,13 +96,13 @@ def text_columns(run: Path, text: Sequence[str] | None) -> Columns:
     return Columns(columns[0], columns[1] if len(columns) == 2 else None, None)
 
 
-def labeller(run: Path, party: str | None = None, task: str | None = None) -> Labeller:
+def labeller(run: Path, party: str | None = None, task: str | None = None, int8: bool = False) -> Labeller:
     """The model of a party of a finished run, ready to label texts; by default the server's, or the only one."""
     record = runs.Record(run)
     model = record.model(party or record.usual_party, trusts_all())
     if model.tokenizer is None:
         raise FedstillError(f"{run}: the models of this run read images, and `fedstill predict` labels texts.")
-    return Labeller(model, record.labels_of(task))
+    return Labeller(model, record.labels_of(task), int8)
 
 
 def _records(path: Path, columns: Columns, form: Form) -> Iterator[tuple[Path, int, Record]]:

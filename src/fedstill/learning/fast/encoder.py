@@ -37,19 +37,24 @@ def logits(module: nn.Module, batch: dict[str, Tensor], fast: Fast) -> Tensor | 
     anatomy = dissect(module)
     if anatomy is None or not _applies(anatomy, batch):
         return None
-    packed = _pack(anatomy, batch)
-    if packed is None:
+    found = packed(anatomy, batch)
+    if found is None:
         return None
-    texts, tokens = packed
+    texts, tokens = found
     masks = Masks(fast.masks) if module.training else None
-    states = _embed(anatomy, tokens, masks)
-    for layer in anatomy.layers[:-1] if fast.last_layer else anatomy.layers:
-        states = _layer(anatomy, layer, states, texts, masks)
+    states = embed(anatomy, tokens, masks)
+    for part in anatomy.layers[:-1] if fast.last_layer else anatomy.layers:
+        states = layer(anatomy, part, states, texts, masks)
     if fast.last_layer:
-        states = _layer(anatomy, anatomy.layers[-1], states, texts, masks, only_first=True)
+        states = layer(anatomy, anatomy.layers[-1], states, texts, masks, only_first=True)
     else:
         states = states.index_select(0, texts.firsts)
-    states = states.index_select(0, texts.back)
+    return head(anatomy, states, texts)
+
+
+def head(anatomy: Anatomy, firsts: Tensor, texts: Unpadded) -> Tensor:
+    """The logits, in the batch's order, from the states of first tokens."""
+    states = firsts.index_select(0, texts.back)
     for part in anatomy.head:
         states = part(states)
     return states
@@ -63,7 +68,7 @@ def _applies(anatomy: Anatomy, batch: dict[str, Tensor]) -> bool:
     return is_plain and is_batch and not torch.is_autocast_enabled("cpu")
 
 
-def _pack(anatomy: Anatomy, batch: dict[str, Tensor]) -> tuple[Unpadded, Tokens] | None:
+def packed(anatomy: Anatomy, batch: dict[str, Tensor]) -> tuple[Unpadded, Tokens] | None:
     """The batch without padding; None for a batch that the model itself must compute, or refuse."""
     ids = batch["input_ids"].numpy()
     mask = batch["attention_mask"].numpy() != 0 if "attention_mask" in batch else np.ones(ids.shape, np.bool_)
@@ -88,7 +93,8 @@ def _positions(anatomy: Anatomy, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.i
     return counted
 
 
-def _embed(anatomy: Anatomy, tokens: Tokens, masks: Masks | None) -> Tensor:
+def embed(anatomy: Anatomy, tokens: Tokens, masks: Masks | None) -> Tensor:
+    """The states before the first layer."""
     parts = [(anatomy.words, tokens.words), (anatomy.positions, tokens.positions)]
     tables: list[tuple[nn.Embedding, Tensor | None]] = [*parts]
     if anatomy.types is not None:
@@ -106,9 +112,10 @@ def _embed(anatomy: Anatomy, tokens: Tokens, masks: Masks | None) -> Tensor:
     )
 
 
-def _layer(
+def layer(
     anatomy: Anatomy, layer: Layer, states: Tensor, texts: Unpadded, masks: Masks | None, only_first: bool = False
 ) -> Tensor:
+    """The states after a layer, of all tokens or of each text's first."""
     heads, groups = anatomy.heads, texts.groups
     projections = [tensor for part in (layer.query, layer.key, layer.value) for tensor in (part.weight, part.bias)]
     if only_first:

@@ -110,7 +110,7 @@ class Attend(Function):
         kept = []
         for group, factor in zip(texts.groups, factors, strict=True):
             projected = group.spread(packed, 3, heads)
-            shares = _shares(group, projected[0], projected[1], heads, ctx.scale)
+            shares = shares_of(group, projected[0], projected[1], heads, ctx.scale)
             used = times(shares, factor)
             group.gather(torch.bmm(used, projected[2]), 1, heads, found)
             kept.append((projected, shares, used, factor))
@@ -173,7 +173,7 @@ class AttendFirst(Function):
         kept = []
         for group, factor in zip(texts.groups, factors, strict=True):
             tokens = group.pad(states)
-            shares = _shares(group, asked[:, group.texts].transpose(0, 1), tokens, 1, 1.0)
+            shares = shares_of(group, asked[:, group.texts].transpose(0, 1), tokens, 1, 1.0)
             used = times(shares, factor)
             means[:, group.texts] = torch.bmm(used, tokens).transpose(0, 1)
             torch.sum(used, -1, out=sums[group.texts])
@@ -267,7 +267,8 @@ class Transform(Function):
         return inner @ mix, slope, None, None, None, *slopes
 
 
-def _shares(group: Group, queries: Tensor, keys: Tensor, heads: int, scale: float) -> Tensor:
+def shares_of(group: Group, queries: Tensor, keys: Tensor, heads: int, scale: float) -> Tensor:
+    """Attention's softmax over each text of a group."""
     keys = keys.transpose(1, 2)
     if group.is_full:
         scores = torch.baddbmm(queries.new_empty(1), queries, keys, beta=0, alpha=scale)
