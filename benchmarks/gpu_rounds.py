@@ -95,7 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    found: dict[str, Any] = {}
+    machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     for method in options.methods:
         paths: dict[bool, list[dict[str, float]]] = {False: [], True: []}
         for _ in range(options.turns):
@@ -112,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(method, json.dumps(row), flush=True)
         found[method] = row
         if options.out is not None:
-            options.out.write_text(json.dumps(found, indent=1) + "\n")
+            options.out.write_text(json.dumps({"machine": machine, "values": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ def page(found: Found, machines: dict[str, dict[str, Any]], cores: object) -> st
         *in_eight_bits(found),
         *others(found, machines),
         *gpu(found, machines),
+        *gpu_rounds(found, machines),
         *conversation(found),
         *noise.lines(found),
         *exchange(found),
@@ -233,6 +234,32 @@ def _gpu_profiles(results: dict[str, Any]) -> list[str]:
             f"| {name}, {way} | {' | '.join(f'{profile.get(kind, 0):.2f}' for kind in kinds)} "
             f"| {_captures(results[name])} | {results[name].get('memory_gib', float('nan')):.1f} |"
             for (name, way), profile in profiles.items()
+        ),
+        "",
+    ]
+
+
+def gpu_rounds(found: Found, machines: dict[str, dict[str, Any]]) -> list[str]:
+    """Rounds of methods that take their steps one by one, as captured graphs and without."""
+    results = found.get("gpu-rounds-h200", {})
+    if not results:
+        return []
+    machine = machines["gpu-rounds-h200"]
+    return [
+        f"## GPU: rounds whose phases are taken step by step, {machine['gpu']}, torch {machine['torch']}",
+        "",
+        *text(
+            "Five minilm clients and a server, the second round of a run: with `fast: {steps: false}` (ordinary), and "
+            "with open stacks, the default. By the clock, with the machine's other work paused; one turn. An exchange "
+            "is the time from one call of the clients to the next, a median. The target for FedID is 15 ms. Rounds of "
+            "FedSND and FedGKD were not measured. Again: `python benchmarks/gpu_rounds.py FedID --out FILE`."
+        ),
+        "| method | exchange, ordinary | open stacks | round, ordinary | open stacks |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {method} | {both['ordinary']['exchange_ms']:.1f} ms | {both['open']['exchange_ms']:.1f} ms | "
+            f"{both['ordinary']['round_s']:.1f} s | {both['open']['round_s']:.1f} s |"
+            for method, both in results.items()
         ),
         "",
     ]
