@@ -24,6 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / "evidence" / "demo.txt"
+SHARES = ("20%", "40%")
 BLOCK = re.compile(r"(<!-- numbers: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -60,6 +61,34 @@ def default() -> str:
         gain, worse, _, _ = script["_means"]([line for line in last if line["candidate"] == name], places)
         rows.append(f"| {title} | {gain:+.1f} | {worse:.0f}% |")
     return "\n".join(rows)
+
+
+def attacks() -> str:
+    """What blends make of liars in whole federations: means over methods, for seeds that all blends were run with."""
+    cells: dict[tuple[str, str, int], dict[str, float]] = {}
+    for line in map(json.loads, (ROOT / "evidence" / "trust" / "attacks.jsonl").read_text().splitlines()):
+        method, blend = line["row"].rsplit(", ", 1)
+        if line["server"] is not None:
+            cells.setdefault((method, line["group"], line["seed"]), {})[blend] = 100 * line["server"]["test"]["f1"]
+    blends = list(dict.fromkeys(blend for found in cells.values() for blend in found))
+    whole = {cell: found for cell, found in cells.items() if len(found) == len(blends)}
+    groups = list(dict.fromkeys(group for _, group, _ in whole))
+    means = {
+        blend: {group: fmean(found[blend] for cell, found in whole.items() if cell[1] == group) for group in groups}
+        for blend in sorted(blends)
+    }
+    lies = {share: [group for group in groups if group.endswith(share) and "corrupt" not in group] for share in SHARES}
+    heading = ["nobody lies", *(f"{share} lie: {what}" for share in SHARES for what in ("mean", "worst", "absent"))]
+    rows = [f"| `blend` | {' | '.join(heading)} |", "|---|" + "---|" * len(heading)]
+    for blend, found in means.items():
+        values = [found["nobody lies"]]
+        for share in SHARES:
+            own = [found[group] for group in lies[share]]
+            values += [fmean(own), min(own), found[f"corrupt, {share}"]]
+        rows.append(f"| `{blend}` | {' | '.join(f'{value:.1f}' for value in values)} |")
+    methods = ", ".join(sorted({method for method, _, _ in whole}))
+    seeds = sorted({seed for _, _, seed in whole})
+    return "\n".join([*rows, "", f"F1 of the server, in points; {methods}; seeds {', '.join(map(str, seeds))}."])
 
 
 def speed() -> str:
@@ -247,7 +276,7 @@ def _kept(recipe: str) -> Iterator[str]:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     function.__name__: function
-    for function in (demo, default, speed, int8, exchange, adapters, cell, fedid, recipes, figures)
+    for function in (demo, default, attacks, speed, int8, exchange, adapters, cell, fedid, recipes, figures)
 }
 
 
