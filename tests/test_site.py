@@ -19,7 +19,7 @@ NAVIGATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
-    named = re.findall(r": ([\w/]+\.md)$", NAVIGATION, re.MULTILINE)
+    named = re.findall(r": ([\w/-]+\.md)$", NAVIGATION, re.MULTILINE)
     assert sorted(name for name in named if "/" not in name and name.islower()) == sorted(
         page.name for page in (ROOT / "docs").glob("*.md")
     )
