@@ -150,3 +150,12 @@ def _rows(path: Path) -> list[dict[str, object]]:
         return [json.loads(line) for line in path.read_text().splitlines()]
     with path.open(newline="") as file:
         return list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
+
+
+def test_a_missing_column_is_said_with_the_option_that_names_another(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = tmp_path / "new.csv"
+    new.write_text("id,letter\n1,lovely\n")
+    assert fedstill("predict", str(run), str(new)) == 1
+    assert "The columns are 'id', 'letter'; set `--text` to one of them." in capsys.readouterr().err

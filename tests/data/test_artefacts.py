@@ -199,7 +199,8 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_the_three_ways(index, 
     monkeypatch.setenv("FEDSTILL_OFFLINE", "1")
     near = {"minilmm": "minilm", "bert_tiny": "bert-tiny"}[name]
     with pytest.raises(
-        FedstillError, match=rf"Did you mean {near}\? Give a local folder, one of minilm, .*or the id of"
+        FedstillError,
+        match=rf"Did you mean {near}\? Give a local folder, the id of .*, or a name such as minilm or bert-tiny:",
     ):
         fetch(name)
 

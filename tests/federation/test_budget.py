@@ -155,6 +155,11 @@ def test_a_site_that_has_said_enough_is_a_failure_as_data_and_the_run_goes_on(st
         console.print(what_left(garden.folder.parent, 1))
     shown = captured.get()
     assert "1 earlier answers" in shown
+    narrow = Console(width=80)
+    with narrow.capture() as captured:
+        narrow.print(what_left(garden.folder.parent, 0))
+    assert stage.job.id in captured.get()
+    assert "…" not in captured.get()
     assert any(
         line.split()[:4] == [stage.job.id, "1", "2", *size_text(sum(map(len, arrived))).split()[:1]]
         for line in shown.splitlines()

@@ -13,14 +13,16 @@ pytest.importorskip("nvflare")
 pytest.importorskip("jinja2", reason="the packages of report pages are absent")
 
 from fedstill import Experiment
+from fedstill.common.errors import FedstillError
 from fedstill.common.events import SiteSaid
 from fedstill.common.locks import lock
 from fedstill.federation.files import FederationFile
 from fedstill.federation.following import following
 from fedstill.federation.job import Job
 from fedstill.federation.kits import init
+from fedstill.federation.operate import Centre, fetch
 from fedstill.federation.rehearsal import free_ports
-from fedstill.federation.status import Status, read_status
+from fedstill.federation.status import Status, last_notes, read_status
 from fedstill.results.watch.watch import Watch
 
 ABOUT = {"name": "wards", "engine": "flare", "method": "AdaFD", "algorithm": "AdaFD", "role": "method", "seed": 0}
@@ -91,3 +93,22 @@ def test_the_last_word_of_a_site_is_written_at_once(tmp_path: Path) -> None:
 def test_a_folder_without_a_federation_is_one_of_runs(tmp_path: Path) -> None:
     with following() as find:
         assert Watch(tmp_path, find=find).news()["words"] == f"waiting for a run in {tmp_path}"
+
+
+def test_a_note_of_every_round_is_shown_once_with_how_often_and_the_last_ones_last() -> None:
+    notes = [*(f"note {number}" for number in range(5)), "again", "again", "note 4"]
+    assert last_notes({"notes": notes}, most=3) == ["note 3", "again (2x)", "note 4 (2x)"]
+    assert last_notes({}) == []
+
+
+def test_a_second_fetch_says_that_the_record_is_there_and_another_record_is_not_touched(
+    federation: Path, tmp_path: Path
+) -> None:
+    folder, out = a_job(federation, "fetched-000000000000"), tmp_path / "run"
+    (folder / "summary.json").write_text('{"name": "wards", "seed": 0}')
+    assert fetch(Centre(federation), folder.name, out) == out
+    with pytest.raises(FedstillError, match="run has been fetched already; choose another folder"):
+        fetch(Centre(federation), folder.name, out)
+    (out / "summary.json").write_text('{"name": "wards", "seed": 1}')
+    with pytest.raises(FedstillError, match="run is not empty; choose another folder"):
+        fetch(Centre(federation), folder.name, out)

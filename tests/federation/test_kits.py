@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import socket
+import ssl
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 
 from fedstill.common.errors import FedstillError
 from fedstill.federation.files import FederationFile
+from fedstill.federation.joining import refuses
 from fedstill.federation.kits import Kind, Kits, check_kit, expiry, init, kits_in, organisation, settle
 
 KINDS: tuple[Kind, ...] = ("site", "centre", "admin")
@@ -359,6 +364,33 @@ def test_a_certificate_of_another_federation_is_refused(kits: Kits, tmp_path: Pa
     shutil.copy(root, kits.sites["north"] / "startup" / "rootCA.pem")
     with pytest.raises(FedstillError, match="was not signed by the kit's own rootCA"):
         check_kit(kits.sites["north"], "site")
+
+
+def test_before_a_site_joins_centre_and_kit_look_at_each_others_certificates(made: Kits, tmp_path: Path) -> None:
+    other = init(a_file(), tmp_path / "other")
+    startup = made.centre / "startup"
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=startup / "rootCA.pem")
+    context.load_cert_chain(startup / "server.crt", startup / "server.key")
+    context.verify_mode = ssl.CERT_REQUIRED
+    kit_of_both = Path(shutil.copytree(other.sites["north"], tmp_path / "both"))
+    shutil.copy(startup / "rootCA.pem", kit_of_both / "startup" / "rootCA.pem")  # it trusts the centre, not the reverse
+
+    def answer(plain: socket.socket) -> None:
+        with contextlib.suppress(OSError), context.wrap_socket(plain, server_side=True) as secured:
+            secured.sendall(b"settings")
+
+    with socket.create_server(("127.0.0.1", 0)) as centre:
+
+        def why(kit: Path) -> str:
+            thread = threading.Thread(target=lambda: answer(centre.accept()[0]), daemon=True)
+            thread.start()
+            said = refuses(kit, *centre.getsockname())
+            thread.join()
+            return said
+
+        assert why(made.sites["north"]) == ""
+        assert "certificate" in why(other.sites["north"])
+        assert why(kit_of_both) != ""
 
 
 def test_another_sites_key_is_refused(kits: Kits) -> None:

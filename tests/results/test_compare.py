@@ -146,6 +146,15 @@ def test_the_best_baseline_is_neither_a_papers_method_nor_the_upper_bound(tmp_pa
     assert "Centralized is an upper bound: it sees all private data." in comparison.notes
 
 
+@pytest.mark.parametrize("number", [3, 4])
+def test_many_models_that_predict_one_class_are_one_note(tmp_path, number):
+    notes = [f"c{place} predicts one class (good) for nearly all test rows. (2x)" for place in range(number)]
+    write_run(tmp_path, "AdaFD", notes=["other", *notes])
+    told = [note for note in compare(load_runs([tmp_path])).notes if note.startswith("AdaFD, seed 0: ")]
+    one = "4 models predicted one class for nearly all test rows: c0, c1, c2 and 1 more."
+    assert told == [f"AdaFD, seed 0: {note}" for note in ("other", *(notes if number == 3 else [one]))]
+
+
 def test_without_a_baseline_there_are_no_differences(tmp_path):
     write_run(tmp_path, "AdaFD")
     comparison = compare(load_runs([tmp_path]))

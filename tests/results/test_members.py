@@ -59,5 +59,13 @@ def test_causes_are_one_class_models_weight_on_few_and_what_was_known_before():
     ]
     alone = [{"observation": "weights", "values": {"west": 0.8, "north": 0.2}}]
     assert causes(alone, [], MODELS, []) == ["west (bigru) had 80% of the weight"]
+    learnt = [line(party, round, "distilled", "test", 0.5) for party in ("server", "north", "west") for round in (1, 2)]
+    fallen = "predicts one class (good) for nearly all test rows."
+    told = {"server": 1, "north": 2, "west": 3}  # the server of round 1, north of round 1's answer, west of the last
+    log = [{"round": round, "party": party, "note": f"{party} {fallen}"} for party, round in told.items()]
+    end = {"round": 3, "seconds": {"digest": 0.1}}
+    assert causes(learnt, [*log, end], MODELS, []) == ["west came to predict one class for nearly all rows"]
+    in_the_round = [{"round": 2, "party": "north", "note": f"north {fallen}"}, {"round": 3, "seconds": {"digest": 0.0}}]
+    assert causes(learnt, in_the_round, MODELS, []) == ["north came to predict one class for nearly all rows"]
     fair = [{"observation": "weights", "values": dict.fromkeys(weights, 0.2)}]
     assert causes(fair, [], MODELS, []) == []

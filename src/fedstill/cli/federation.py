@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="""A real federation: organisations on their own machines, which trust only certificates.
 
-    Try it on one machine first: [bold]fedstill federation rehearse tweets[/]. Then the centre runs [bold]init[/],
-    [bold]serve[/] and [bold]submit[/], and every site [bold]join[/].""",
+    Try it on one machine first: [bold]fedstill federation rehearse tweets[/].
+    Then the centre runs [bold]init[/], [bold]serve[/] and [bold]submit[/], and every site [bold]join[/].""",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )

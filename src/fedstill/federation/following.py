@@ -11,7 +11,7 @@ from typing import Any
 
 from fedstill.common.errors import FedstillError
 from fedstill.federation.operate import AdminLine, Centre, newest
-from fedstill.federation.status import doing, late, metric_title, points, read_status, round_line
+from fedstill.federation.status import doing, last_notes, late, metric_title, points, read_status, round_line
 from fedstill.federation.view import connection
 from fedstill.results.report.page import Panel
 from fedstill.results.watch import watch
@@ -20,7 +20,6 @@ from fedstill.results.watch.watch import Followed
 
 ASK_S = 5.0
 """How often the server is asked which sites are connected."""
-NOTES = 5
 AGAIN = "continue with: fedstill federation submit EXPERIMENT"
 
 
@@ -85,7 +84,7 @@ def _federation(line: Connections) -> Followed:
         return str(states[0].left or "") if states else ""
 
     says = [round_line(status)] if status else []
-    says += [f"note: {note}" for note in status.get("notes", [])[-NOTES:]]
+    says += [f"note: {note}" for note in last_notes(status)]
     panel = _sites(file.sites, line.known, status, slow, says)
     folders = () if folder is None else (folder,)
     return Followed(folders, f"Federation {file.name}", words, left, lambda states: (panel,))

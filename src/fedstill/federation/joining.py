@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
+import ssl
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +64,11 @@ def prepare_site(kit: Path, site: Path, say: Say, is_kept: bool = True) -> str:
             f"the centre does not answer at {host}:{port} ({why}). Is it serving, and does the firewall let this "
             "machine reach that port?"
         )
+    if why := refuses(kit, host, port):
+        raise FedstillError(
+            f"{host}:{port} and {kit} do not know each other ({why}): the kit is of another federation, or older than "
+            "the centre's certificates. Ask the centre for the kit that it has made last."
+        )
     say(f"connection: {host}:{port} answers")
     if is_kept:
         keep_file(kit, site)
@@ -107,6 +114,26 @@ def centre_of(kit: Path) -> tuple[str, int]:
     config = json.loads((kit / "startup" / "fed_client.json").read_text())
     host, _, port = config["servers"][0]["service"]["target"].rpartition(":")
     return host, int(port)
+
+
+def refuses(kit: Path, host: str, port: int, within_s: float = 5.0) -> str:
+    """Empty if centre and kit accept each other's certificates, else the reason why not."""
+    startup = kit / "startup"
+    context = ssl.create_default_context(cafile=startup / "rootCA.pem")
+    context.check_hostname = False  # FLARE's own connection checks it
+    context.load_cert_chain(startup / "client.crt", startup / "client.key")
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection((host, port), within_s) as plain,
+            context.wrap_socket(plain, server_hostname=host) as secured,
+        ):
+            secured.recv(1)  # the centre looks at the kit's certificate after its own was accepted
+    except ssl.SSLError as error:
+        return getattr(error, "verify_message", "") or error.reason or str(error)
+    except OSError as error:
+        return "" if isinstance(error, TimeoutError) else str(error)
+    return ""
 
 
 def join(kit: Path, name: str, say: Say) -> None:

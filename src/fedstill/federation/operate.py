@@ -161,6 +161,11 @@ def stop(centre: Centre, name: str | None, at_once: bool, say: Say) -> None:
     say(f"{folder.name} ends {'now' if at_once else 'after this round'}; `submit` continues it later.")
 
 
+def _same(folder: Path, target: Path) -> bool:
+    ends = [place / "summary.json" for place in (folder, target)]
+    return all(end.exists() for end in ends) and ends[0].read_bytes() == ends[1].read_bytes()
+
+
 def fetch(centre: Centre, name: str | None, out: Path | None) -> Path:
     """Copy a finished job's record out of the federation."""
     folder = newest(centre, name)
@@ -173,7 +178,8 @@ def fetch(centre: Centre, name: str | None, out: Path | None) -> Path:
         )
     target = out or Path("runs") / record.summary["name"] / f"seed-{record.summary['seed']}"
     if target.exists() and any(target.iterdir()):
-        raise FedstillError(f"{target} is not empty; choose another folder with --out.")
+        known = "has been fetched already" if _same(folder, target) else "is not empty"
+        raise FedstillError(f"{target} {known}; choose another folder with --out.")
     shutil.copytree(
         folder, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("status.json", "job.json", "checkpoint", END)
     )

@@ -6,6 +6,7 @@ import json
 import statistics
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -170,6 +171,12 @@ def points(status: dict[str, Any], place: dict[str, Any]) -> str:
     """The last score of the server or a site, by the headline metric."""
     score = place.get("score", {}).get(status.get("metric"))
     return "" if score is None else f"{100 * score:.1f}"
+
+
+def last_notes(status: Mapping[str, Any], most: int = 5) -> list[str]:
+    """A job's last notes, each once, with how often it was made."""
+    counts = Counter(reversed(status.get("notes", [])))
+    return [f"{note} ({times}x)" if times > 1 else note for note, times in list(counts.items())[:most][::-1]]
 
 
 def read_status(folder: Path) -> dict[str, Any]:

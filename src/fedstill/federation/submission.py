@@ -67,7 +67,6 @@ def submit(
     """Submit a job and follow it to its end; while it finishes rounds, it is submitted again if it ends early."""
     folder = centre.runs / job.id
     if Record(folder).is_finished:
-        say(f"{job.id} is finished; next: fedstill federation fetch {job.id}")
         return Record(folder)
     tries, reached, reason = 0, 0, ""
     handed_in = under_way(centre, folder)

@@ -7,6 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from fedstill.common.units import size_text
 from fedstill.federation.budget import Spent, left, read_sent, sent_by
 from fedstill.federation.files import SiteFile
 from fedstill.federation.operate import AdminLine, Centre, newest
-from fedstill.federation.status import doing, late, metric_title, points, read_status, round_line
+from fedstill.federation.status import doing, last_notes, late, metric_title, points, read_status, round_line
 from fedstill.federation.submission import is_heard
 from fedstill.results.record import Record
 from fedstill.wire.encoding import MARK
@@ -43,7 +45,7 @@ def picture(line: AdminLine, name: str | None) -> Group:
         lines.append(Text(_job(folder.name, status, Record(folder).is_finished, connected is not None)))
     except FedstillError as error:
         lines.append(Text(str(error), style="dim"))
-    notes = [Text(f"note: {note}", style="yellow") for note in status.get("notes", [])[-5:]]
+    notes = [Text(f"note: {note}", style="yellow") for note in last_notes(status)]
     return Group(*lines, _sites(centre, connected, status), *notes)
 
 
@@ -114,12 +116,17 @@ def what_left(place: Path, last: int) -> Group:
     folder = sent_by(place)
     lines = list(read_sent(folder))
     shown = lines[-last:] if last else lines
-    table = _columns("time", "experiment", "round", "answer to", "message", "size", "held")
-    for line in shown:
-        about = (line["time"], line["experiment"], str(line["round"]), line["verb"], str(line["message"]))
-        table.add_row(*about, size_text(line["bytes"]), _held(line))
+    tables: list[Text | Table] = []
+    for experiment, answers in groupby(shown, key=itemgetter("experiment")):
+        table = _columns("time", "round", "answer to", "message", "size", "held")
+        table.columns[0].no_wrap = True
+        for line in answers:
+            when = line["time"][:19].replace("T", " ")
+            about = (when, str(line["round"]), line["verb"], str(line["message"]))
+            table.add_row(*about, size_text(line["bytes"]), _held(line))
+        tables += [Text(experiment, style="bold"), table]
     earlier = [Text(f"{len(lines) - len(shown)} earlier answers: --last 0", style="dim")] * (len(lines) > len(shown))
-    return Group(table, *earlier, Text(""), _totals(lines, folder.parent / "local" / "site.json"))
+    return Group(*tables, *earlier, Text(""), _totals(lines, folder.parent / "local" / "site.json"))
 
 
 def _totals(lines: list[dict[str, Any]], site: Path) -> Table:

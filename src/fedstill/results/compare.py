@@ -13,7 +13,9 @@ import numpy as np
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.rows import Rows
+from fedstill.common.words import counted, listed
 from fedstill.learning.metrics import METRICS
+from fedstill.parties.party import ONE_CLASS
 from fedstill.results.runs import Run, Runs, Unpaired, complete, load_runs, predictions
 from fedstill.results.significance import FEWEST_SEEDS, RESAMPLES, Bootstrap, paired_bootstrap, paired_over_seeds
 
@@ -28,6 +30,9 @@ __all__ = [
     "load_runs",
     "to_dict",
 ]
+
+FEW_NOTES = 3
+"""So many notes of models that predict one class are shown; more become one."""
 
 
 @dataclass(frozen=True)
@@ -296,8 +301,18 @@ def _notes_on_methods(methods: Mapping[str, Sequence[Run]]) -> list[str]:
             )
         if _is_upper_bound(runs[0]):
             notes.append(f"{method} is an upper bound: it sees all private data.")
-        notes += [f"{method}, seed {run.seed}: {note}" for run in runs for note in run.notes]
+        notes += [f"{method}, seed {run.seed}: {note}" for run in runs for note in _gathered(run.notes)]
     return notes
+
+
+def _gathered(notes: Sequence[str]) -> list[str]:
+    """A run's notes; many parties that predict one class are one note."""
+    fallen = [note for note in notes if ONE_CLASS in note]
+    if len(fallen) <= FEW_NOTES:
+        return list(notes)
+    names = list(dict.fromkeys(note.partition(f" {ONE_CLASS}")[0] for note in fallen))
+    others = [note for note in notes if note not in fallen]
+    return [*others, f"{counted(len(names), 'model')} predicted one class for nearly all test rows: {listed(names)}."]
 
 
 def _row_to_dict(row: MethodRow) -> dict[str, Any]:

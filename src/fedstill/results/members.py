@@ -112,11 +112,28 @@ def causes(
     metrics: Sequence[Measurement], log: Sequence[Measurement], models: Mapping[str, str], standing: Sequence[str]
 ) -> list[str]:
     """What may have done harm, as clauses: seen in the record, and `standing`: known before the run."""
-    fallen = sorted({line["party"] for line in log if ONE_CLASS in line.get("note", "")})
+    fallen = _fallen(metrics, log)
     found = [f"{listed(fallen)} came to predict one class for nearly all rows"] if fallen else []
     if shares := [line["values"] for line in metrics if line.get("observation") == "weights"]:
         found += _weighty({name: fmean(each.get(name, 0.0) for each in shares) for name in models}, models)
     return [*found, *standing]
+
+
+def _fallen(metrics: Sequence[Measurement], log: Sequence[Measurement]) -> list[str]:
+    """Who predicts one class at the end; not who did in an earlier round, and has learnt more since."""
+    learnt = [line for line in metrics if line.get("stage", "trained") != "trained"]
+    last = {
+        party: max(line["round"] for line in learnt if line["party"] == party)
+        for party in {line["party"] for line in learnt}
+    }
+    end = max(last.values(), default=0)
+    digests_at_the_end = any(line.get("seconds", {}).get("digest") and line["round"] > end for line in log)
+    noted = {line["party"]: line.get("round", 0) for line in log if ONE_CLASS in line.get("note", "")}
+    return sorted(
+        party
+        for party, round in noted.items()  # a client tells a round later what it made of an answer
+        if round >= last.get(party, 0) + (digests_at_the_end and party != SERVER)
+    )
 
 
 def _weighty(shares: Mapping[str, float], models: Mapping[str, str]) -> list[str]:

@@ -85,7 +85,7 @@ def records(
     elif suffix in (".csv", ".tsv"):
         found = _delimited(path, columns, form, short, whole)
     else:
-        found = _json_lines(path, columns, form.encoding)
+        found = _json_lines(path, columns, form.encoding, whole)
     line = 0
     for line, record in found:
         yield line, record
@@ -217,13 +217,13 @@ def json_object(path: Path, line: int, text: str) -> dict[str, Any]:
     return record
 
 
-def _json_lines(path: Path, columns: Columns, encoding: str) -> Iterator[tuple[int, Record]]:
+def _json_lines(path: Path, columns: Columns, encoding: str, whole: bool) -> Iterator[tuple[int, Record]]:
     # Lines end with a line feed and nothing else: JSON texts may contain other characters that end lines.
     for line, text in enumerate(_lines(path, encoding, newline="\n"), start=1):
         if not text.strip():
             continue
         record = json_object(path, line, text)
-        check_columns(path, line, record, columns)
+        check_columns(path, line, record, columns, whole)
         yield line, record
 
 
@@ -245,7 +245,7 @@ def _parquet(path: Path, columns: Columns, whole: bool) -> Iterator[tuple[int, R
 
 
 def check_columns(file: str | Path, line: int, present: Iterable[str], columns: Columns, whole: bool = False) -> None:
-    """Refuse a file in which a wanted column is missing or occurs twice; with `whole` none may occur twice."""
+    """Refuse a file in which a wanted column is missing or occurs twice; with `whole` (`predict`) none may."""
     names = list(present)
     place = f"{file}, row {line}" if line else str(file)
     wanted = columns.wanted()
@@ -257,19 +257,19 @@ def check_columns(file: str | Path, line: int, present: Iterable[str], columns: 
             continue
         near = difflib.get_close_matches(name, names, n=1)
         hint = f", did you mean {near[0]!r}?" if near else "."
-        key = use.partition(" ")[0]
+        key = "--text" if whole else f"{use.partition(' ')[0]}:"
         raise FedstillError(
             f"{place}: there is no column {name!r}{hint} The columns are {', '.join(map(repr, names))}; "
-            f"set `{key}:` to one of them{_no_header_hint(file, line, names)}."
+            f"set `{key}` to one of them{_no_header_hint(file, line, names, whole)}."
         )
 
 
-def _no_header_hint(file: str | Path, line: int, names: list[str]) -> str:
+def _no_header_hint(file: str | Path, line: int, names: list[str], whole: bool) -> str:
     if not line or Path(file).suffix.lower() not in (".csv", ".tsv"):
         return ""
     if len(names) == 1:
-        return ", or say with `delimiter:` what stands between the fields"
-    return ", or give `header:` if the first row is data"
+        return f", or say with `{'--delimiter' if whole else 'delimiter:'}` what stands between the fields"
+    return "" if whole else ", or give `header:` if the first row is data"
 
 
 def _or(names: Sequence[str]) -> str:
