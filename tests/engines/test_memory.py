@@ -178,5 +178,5 @@ def test_every_round_says_where_its_seconds_went(small: Small, tmp_path: Path, w
         assert min(parts["phases"], parts["state"]) >= 0
         assert parts["rest"] > -1e-3
     assert [line["seconds"]["digest"] > 0 for line in lines] == [False, False, True, True]  # of the round before
-    assert lines[1]["seconds"]["phases"] > lines[1]["seconds"]["rest"]
+    assert lines[1]["seconds"]["phases"] > 0
     assert 0.5 * record.summary["seconds"] < sum(line["seconds"]["total"] for line in lines)
