@@ -141,6 +141,28 @@ def test_keeping_again_changes_no_byte_and_other_scales_stay(kept: Path) -> None
         path.write_bytes(before)
 
 
+def test_runs_whose_lines_are_kept_are_not_done_again(
+    kept: Path, moved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, path = write(moved, kept / "reviews.csv", CURVES), moved / "evidence" / "tiny.jsonl"
+    every = path.read_text().splitlines()
+    path.write_text("\n".join(line for line in every if json.loads(line)["seed"] < 2))
+    assert make(recipe) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "tiny.jsonl already: 6 runs; --force" in said
+    assert "3 runs to do" in said
+    assert {run.name for run in (moved / "runs").glob("*/seed-*")} == {"seed-2"}
+    assert [json.loads(line)["server"] for line in path.read_text().splitlines()] == [
+        json.loads(line)["server"] for line in every
+    ]
+    table = [(folder / "runs" / "table.md").read_text().split("\n\n")[1] for folder in (moved, kept)]
+    assert table[0] == table[1]
+
+    recipe.write_text(recipe.read_text().replace("beta: 5", "beta: 6"))
+    assert make(recipe, "--only", "AdaFD", "--out", str(moved / "other"), seeds=1) == 0
+    assert "1 run to do" in capsys.readouterr().out  # the line is of another experiment
+
+
 def test_brief_lines_show_the_same_scores(kept: Path, tmp_path: Path) -> None:
     brief, runs, whole = write(tmp_path, kept / "reviews.csv", f"brief: true\n{CURVES}"), kept / "runs", lines(kept)
     assert fedstill("reproduce", str(brief), "--seeds", "3", "--out", str(runs), "--keep", f"{tmp_path}/evidence") == 0

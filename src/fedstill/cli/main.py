@@ -214,7 +214,8 @@ def reproduce(
         typer.Option("--models", help="Leave the runs their models, for `predict`: tens of gigabytes for a table."),
     ] = False,
     keep: Annotated[
-        Path | None, typer.Option(help="Also keep a line for each run in this folder, as soon as it ends.")
+        Path | None,
+        typer.Option(help="Also keep a line for each run in this folder; runs that are kept there are not done again."),
     ] = None,
     kept: Annotated[
         Path | None, typer.Option("--from", help="Make the page from the lines in this folder; nothing is run.")

@@ -23,6 +23,7 @@ from fedstill.papers.kept import KeptRun
 from fedstill.papers.machine import machine_of
 from fedstill.papers.recipe import Recipe, read_recipe
 from fedstill.papers.side_by_side import Outcomes, setting
+from fedstill.results.record import Record
 from fedstill.results.runs import POOLED, Run
 
 ANY_MACHINE = ("engine", "workers", "device", "memory", "save_every", "report_to", "seed")
@@ -103,6 +104,23 @@ def keep(grid: Grid, outcomes: Outcomes, evidence: Evidence) -> int:
     text = "".join(json.dumps(line, sort_keys=True, ensure_ascii=False) + "\n" for _, line in every)
     write_whole(evidence.lines, text.encode())
     return len(new)
+
+
+def already_kept(grid: Grid, evidence: Evidence) -> dict[Path, KeptRun]:
+    """The runs of the grid that have a line of the same experiment, and are not on this disk, by folder."""
+    lines = {_key(line): line for _, line in _read(evidence.lines)} if evidence.lines.exists() else {}
+    found = dict[Path, KeptRun]()
+    fingerprints = dict[str, str]()
+    for run in grid.runs:
+        name, seed = run.experiment.name, run.experiment.seed
+        line = lines.get((grid.scale, run.group, run.row, name, seed))
+        if line is None or Record(run.folder).is_finished:
+            continue
+        if name not in fingerprints:  # seeds of a cell differ in nothing else
+            fingerprints[name] = fingerprint(run.experiment)
+        if fingerprints[name] == line["experiment"]:
+            found[run.folder] = _kept(run, line)
+    return found
 
 
 def _key(line: Line) -> tuple[str, str, str, str, int]:

@@ -15,6 +15,7 @@ from rich.console import Console
 from fedstill.common.errors import FedstillError
 from fedstill.common.files import MODELS, write_whole
 from fedstill.common.locks import at_work_in
+from fedstill.common.words import counted
 from fedstill.config.source import Source
 from fedstill.engines import checkpoint
 from fedstill.engines.runner import differences, stopping_on_sigterm
@@ -22,7 +23,7 @@ from fedstill.learning.metrics import METRICS
 from fedstill.papers import curves as drawing
 from fedstill.papers.card import fitting, on_card, shared
 from fedstill.papers.communication import communication
-from fedstill.papers.evidence import Evidence, keep, origins, recall
+from fedstill.papers.evidence import Evidence, already_kept, keep, origins, recall
 from fedstill.papers.grid import Grid, GridRun
 from fedstill.papers.languages import languages
 from fedstill.papers.ordering import orderings
@@ -67,7 +68,8 @@ def reproduce(
 ) -> bool:
     """Finish every run of the grid and print the table; whether all runs succeeded and the table holds.
 
-    With `evidence`, a line for each run is kept there as soon as it ends. Runs keep their `models` only if asked to.
+    With `evidence`, a line for each run is kept there as soon as it ends, and runs whose lines are kept already are
+    not done again. Runs keep their `models` only if asked to, which needs the runs themselves.
     `as_json` prints the table as JSON on standard output.
     """
     say = _sayer(console)
@@ -84,16 +86,21 @@ def reproduce(
     if not force:
         _refuse_other_experiments(grid.runs)
     say(f"{grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}")
+    kept = {} if evidence is None or force or models else already_kept(grid, evidence)
+    here = replace(grid, runs=tuple(run for run in grid.runs if run.folder not in kept))
+    if evidence is not None and kept:
+        say(f"Kept in {evidence.lines} already: {counted(len(kept), 'run')}; --force does them again.")
     with stopping_on_sigterm(), at_work_in(out):
-        plan = _planned(grid, out)
+        plan = _planned(here, out)
         plan.write()
-        failures = run_missing(grid, console, jobs, force, lambda run: _ended(grid, run, evidence, models), plan)
-    outcomes: Outcomes = {run.folder: failures.get(run.folder) or load_runs([run.folder])[0] for run in grid.runs}
+        failures = run_missing(here, console, jobs, force, lambda run: _ended(grid, run, evidence, models), plan)
+    ended = {run.folder: failures.get(run.folder) or load_runs([run.folder])[0] for run in here.runs}
+    outcomes: Outcomes = {**kept, **ended}
     if not any(isinstance(outcome, Run) for outcome in outcomes.values()):
         raise FedstillError("\n".join(_reasons(grid.runs, failures)))
     holds = _present(grid, outcomes, console, _Page(out / "table.md", out / "curves.png", as_json=as_json))
     if evidence is not None:
-        many = keep(grid, outcomes, evidence)
+        many = keep(here, outcomes, evidence)
         say(f"{many} lines kept in {evidence.lines}; the page: {evidence.command} --from {evidence.folder}")
     return holds and not failures
 
@@ -171,7 +178,7 @@ def run_missing(
     missing = [run for run in grid.runs if force or not Record(run.folder).is_finished]
     at_once = max(1, min(jobs or default_jobs(missing), len(missing)))
     done = f"; {len(grid.runs) - len(missing)} are finished already" if len(missing) < len(grid.runs) else ""
-    say(f"{len(missing)} runs to do, {at_once} at once{done}.")
+    say(f"{counted(len(missing), 'run')} to do, {at_once} at once{done}.")
     takes = expected(grid.runs)
     ordered = in_order(missing, takes, at_once)
     pace, failures = Pace(ordered, takes, at_once), dict[Path, str]()
