@@ -19,9 +19,10 @@ from fedstill.engines.local import LocalEngine
 from fedstill.engines.seconds import Slip
 from fedstill.plan.prepare import prepare
 from fedstill.results.record import Record
-from fedstill.wire.encoding import decode, encode
+from fedstill.wire.encoding import decode
 from fedstill.wire.messages import Done, Hello, Message, Opinion, Parameters
 from fedstill.wire.replies import Failure
+from tests.wire.foreign import foreign
 
 Small = Callable[..., Experiment]
 Lie = Callable[[Any], Message]
@@ -40,7 +41,7 @@ def conduct(experiment: Experiment, folder: Path, lies: Mapping[int, Lie]) -> Re
             if isinstance(said := replies.get(LIAR), bytes) and round in lies:
                 raw, slip = Slip.take_off(said)
                 parcel = decode(raw, plan.agreement.types)
-                replies[LIAR] = slip.stick(encode(lies[round](parcel.message), parcel.envelope))
+                replies[LIAR] = slip.stick(foreign(lies[round](parcel.message), parcel.envelope))
             return replies
 
     manifest, _ = checkpoint.latest(folder)

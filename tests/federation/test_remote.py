@@ -31,6 +31,7 @@ from fedstill.wire.encoding import decode, encode
 from fedstill.wire.messages import Answer, Done, Hello, Message, Opinion
 from tests.federation.stage import alone, differences, server_model, until
 from tests.federation.together import Deliver, Request, Together, two_shops, write_two_shops
+from tests.wire.foreign import foreign
 
 CONVERSING = {
     "algorithm": "FedID",
@@ -201,7 +202,7 @@ def of(reply: bytes, **changes: Any) -> bytes:
     parcel = decode(raw, types)
     assert parcel.message is not None
     message = changes.pop("message", None) or replace(parcel.message, **changes.pop("fields", {}))
-    return slip.stick(encode(message, parcel.envelope | changes))
+    return slip.stick(foreign(message, parcel.envelope | changes))
 
 
 def with_nan(reply: bytes) -> bytes:
