@@ -307,9 +307,9 @@ def test_a_phase_leaves_the_global_generator_alone():
     torch.manual_seed(11)
     expected = torch.rand(3)
     torch.manual_seed(11)
-    phase = Phase(model, texts(8), PhaseSettings(epochs=1, batch=4), 1e-2, 0)
-    phase.run(torch.arange(8) % CLASSES, ce)
-    phase.step(torch.tensor([0, 1]), lambda logits: logits.sum())
+    run, stepped = (Phase(model, texts(8), PhaseSettings(epochs=1, batch=4), 1e-2, 0) for _ in range(2))
+    run.run(torch.arange(8) % CLASSES, ce)
+    stepped.step(torch.tensor([0, 1]), lambda logits: logits.sum())
     assert torch.equal(torch.rand(3), expected)
 
 

@@ -146,6 +146,8 @@ class Phase:
         self.lasts = {"never": math.inf, "epoch": max(1, epoch), "batch": 1}[settings.restart]
         """The steps from one restart to the next."""
         self.taken = 0
+        self.was_run = False
+        """Whether all its epochs were run: its optimiser may have forgotten by then."""
         self.is_on_card = False
         """Whether a GPU's fast path is taking a step just now."""
         self.device = next(model.parameters()).device
@@ -164,6 +166,7 @@ class Phase:
 
         The logits of other rows, `also`, are the loss's second argument. The loss must not ask for more of the model.
         """
+        assert not self.was_run, "this phase is over"
         parts = [self.data.pick(rows.numpy()), *([] if also is None else [also])]
         if (value := self._step_on_card(parts, loss)) is not None:
             return value
@@ -258,7 +261,12 @@ class Phase:
         until: Callable[[], bool] | None = None,
         passes: Passes | None = None,
     ) -> EpochLosses:
-        """Run all epochs on (data, targets), shuffled every epoch; stop after an epoch for which `until()` is true."""
+        """Run all epochs on (data, targets), shuffled every epoch; stop after an epoch for which `until()` is true.
+
+        A phase is run once, or stepped.
+        """
+        assert self.taken == 0, "this phase has begun already"
+        self.was_run = True
         if len(targets) != len(self.data):
             raise FedstillError(f"{len(targets)} targets for {len(self.data)} samples: they must be as many.")
         if until is None and passes is None and (quick := self._on_card(targets, loss, class_weights)) is not None:
@@ -328,7 +336,7 @@ class Phase:
     ) -> Iterator[tuple[Examples, Callable[[], AbstractContextManager[None]]]]:
         """Inside, the model may have only the data's words; gives the data to use, and a context with all words."""
         settings = self.settings
-        others_stay = settings.optimiser in ("adamw", "sgd") and settings.weight_decay == 0 and self.taken == 0
+        others_stay = settings.optimiser in ("adamw", "sgd") and settings.weight_decay == 0
         is_alone = passes is None or passes.teacher is None  # a teacher gets the same ids, so they must not change
         can = fast_of(self.model).vocabulary and others_stay and is_alone and not on_card
         shrunk = shrink(self.model, self.data) if can else None

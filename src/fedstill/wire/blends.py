@@ -302,12 +302,15 @@ def spoken(blend: Tensor, holds: Holds) -> Tensor:
 def average(models: Models, weights: Tensor) -> dict[str, Tensor]:
     """The weighted mean of the parameters of several models, given by name; integers are taken from the first."""
     refuse_different(models)
-    first = next(iter(models.values()))
-    sums = {key: torch.zeros(value.shape, dtype=torch.float64) for key, value in first.items()}
-    for parameters, weight in zip(models.values(), weights.tolist(), strict=True):
-        for key, value in parameters.items():
-            sums[key] += weight * value.double()
-    return {key: _like(sums[key], value) for key, value in first.items()}
+    shares = weights.tolist()
+
+    def mean(key: str, first: Tensor) -> Tensor:
+        total = torch.zeros(first.shape, dtype=torch.float64)
+        for parameters, share in zip(models.values(), shares, strict=True):
+            total.add_(parameters[key], alpha=share)
+        return _like(total, first)
+
+    return {key: mean(key, value) for key, value in next(iter(models.values())).items()}
 
 
 def refuse_different(models: Models) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedstill.data.corpus import Ints
 from fedstill.data.examples import Examples
@@ -33,7 +33,10 @@ class Vocabulary:
 
     @contextmanager
     def in_use(self, parameters: list[nn.Parameter], optimiser: torch.optim.Optimizer) -> Iterator[None]:
-        """Inside, the model, the list and the optimiser have the smaller table; afterwards the full one again."""
+        """Inside, the model, the list and the optimiser have the smaller table; afterwards the full one again.
+
+        It is for a whole phase, after which the optimiser is not used again: it forgets its state of these words.
+        """
         self.embedding.weight = self.some
         lists = [parameters, *(group["params"] for group in optimiser.param_groups)]
         for each in lists:
@@ -44,8 +47,7 @@ class Vocabulary:
             self._give_back()
             for each in lists:
                 _replace(each, self.some, self.all)
-            if self.some in optimiser.state:
-                optimiser.state[self.all] = {key: self._whole(v) for key, v in optimiser.state.pop(self.some).items()}
+            optimiser.state.pop(self.some, None)
 
     @contextmanager
     def laid_aside(self) -> Iterator[None]:
@@ -62,12 +64,6 @@ class Vocabulary:
         with torch.no_grad():
             self.all.index_copy_(0, self.words, self.some)
         self.embedding.weight = self.all
-
-    def _whole(self, value: object) -> object:
-        """An optimiser state of the smaller table, for the full one: zeros for the other words."""
-        if isinstance(value, Tensor) and value.shape == self.some.shape:
-            return value.new_zeros(self.all.shape).index_copy_(0, self.words, value)
-        return value
 
 
 def shrink(model: nn.Module, data: Examples) -> tuple[Vocabulary, Examples] | None:
