@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from fedstill.common.errors import FedstillError
     from fedstill.common.rows import Rows
     from fedstill.config.experiment import Experiment, load_experiment
-    from fedstill.models.build import Model
     from fedstill.models.build import load as load_model
     from fedstill.models.labelling import Predictions
+    from fedstill.models.model import Model
     from fedstill.parties.client import Client
     from fedstill.parties.server import Server
     from fedstill.results.compare import Comparison
@@ -135,7 +135,8 @@ _HOMES = {
     "common.errors": ("FedstillError",),
     "common.rows": ("Rows",),
     "config.experiment": ("Experiment", "load_experiment"),
-    "models.build": ("Model", "load_model"),
+    "models.build": ("load_model",),
+    "models.model": ("Model",),
     "models.labelling": ("Predictions",),
     "parties.client": ("Client",),
     "parties.server": ("Server",),

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from fedstill import Experiment, FedstillError, Record, resume, run
 from fedstill.algorithms.base import Algorithm
 from fedstill.algorithms.logit_avg import LogitAvg
-from fedstill.config.experiment import WireSpec
+from fedstill.config.specs import WireSpec
 from fedstill.engines.host import Host
 from fedstill.wire.masks import MaskSpec
 from fedstill.wire.messages import Answer, Opinion

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedstill import Experiment, FedstillError, load_model
-from fedstill.config.experiment import ClientSpec
+from fedstill.config.specs import ClientSpec
 from fedstill.data.artefacts import fetch
 from fedstill.learning.fast.anatomy import dissect
 from fedstill.learning.fast.vocabulary import _words_of

@@ -22,8 +22,8 @@ from fedstill.config.experiment import Experiment
 from fedstill.data.corpora import memory
 from fedstill.data.corpora.files import ONE_LABEL
 from fedstill.data.corpora.named import PARTS
-from fedstill.models.build import Model
 from fedstill.models.labelling import Predictions
+from fedstill.models.model import Model
 from fedstill.results.record import Record
 from fedstill.wire.messages import SERVER
 

@@ -20,7 +20,7 @@ from fedstill.config.experiment import Experiment
 from fedstill.config.source import Source
 from fedstill.data.artefacts import WHEELS
 from fedstill.data.corpora import EMBEDDED
-from fedstill.models.build import FROM_SCRATCH
+from fedstill.models.spec import FROM_SCRATCH
 from fedstill.papers import claims_page
 from fedstill.papers.recipe import is_grid, recipe_files
 from fedstill.plan.advice import Situation, Wishes, tells

@@ -333,7 +333,7 @@ def _centre(folder: Path) -> Centre:
 
 
 def _source(experiment: Path, overrides: list[str] | None) -> Any:
-    from fedstill.cli.main import experiment_source
+    from fedstill.cli.common import experiment_source
 
     return experiment_source(experiment, overrides or [])
 

@@ -120,7 +120,7 @@ def _advice(
 ) -> dict[str, Any]:
     """Which algorithms fit an experiment and what its users allow."""
     from fedstill.cli.catalogue import advice
-    from fedstill.cli.main import experiment_source
+    from fedstill.cli.common import experiment_source
     from fedstill.common.units import bytes_of
     from fedstill.config.experiment import from_source
     from fedstill.plan.advice import Wishes

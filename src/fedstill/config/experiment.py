@@ -6,14 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass, replace
 from itertools import cycle
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Any, Literal
 
 from pydantic import (
     BaseModel,
-    Discriminator,
     Field,
     PrivateAttr,
-    Tag,
     ValidationError,
     field_validator,
     model_validator,
@@ -25,9 +23,10 @@ from fedstill.common.construct import settings_of
 from fedstill.common.errors import FedstillError
 from fedstill.common.plugins import absolute, name_of, nearest
 from fedstill.common.settings import Settings
-from fedstill.common.units import bytes_of
 from fedstill.common.words import counted, listed
+from fedstill.config.mistakes import Misplaced, read_settings, sentences
 from fedstill.config.source import Source, dump
+from fedstill.config.specs import Clients, ClientSpec, MemorySpec, WireSpec
 from fedstill.data.corpora import CorpusSpec
 from fedstill.data.corpora.spec import FILES
 from fedstill.data.partition import PartitionSpec
@@ -41,91 +40,9 @@ from fedstill.wire import blends, codecs
 from fedstill.wire.blends import Blending, MaxShare
 from fedstill.wire.codecs import Codecs
 from fedstill.wire.faults import UNDER_MASKS, Fault
-from fedstill.wire.masks import MaskSpec
-
-S = TypeVar("S", bound=Settings)
 
 EXPERIMENT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """Allowed names of experiments; folders are named after them."""
-
-
-class ClientSpec(Settings):
-    """One client's model and settings; settings not given are the experiment's. A plain string is the model.
-
-    `lora` may stand beside `model` or inside it.
-    """
-
-    model: ModelSpec
-    train: TrainSettings = TrainSettings()
-    distill: PhaseSettings = PhaseSettings()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short(cls, value: Any) -> Any:
-        if isinstance(value, dict) and "lora" in value and isinstance(value.get("model"), str | dict):
-            model = {"name": value["model"]} if isinstance(value["model"], str) else value["model"]
-            rest = {key: own for key, own in value.items() if key != "lora"}
-            return rest | {"model": {**model, "lora": value["lora"]}}
-        return {"model": value} if isinstance(value, str) else value
-
-
-class MemorySpec(Settings):
-    """How much memory the models of all clients may use together, as `512MiB` or `4GiB`; null: no limit.
-
-    The least recently used models move from the GPU to the host's memory, and from there to disk.
-    """
-
-    device: str | None = "8GiB"
-    """On a GPU; without one, only `host` counts."""
-    host: str | None = "2GiB"
-
-    @field_validator("device", "host")
-    @classmethod
-    def _readable(cls, value: str | None) -> str | None:
-        bytes_of(value)
-        return value
-
-
-class WireSpec(Settings):
-    """The codecs of opinions and parameters: a name, or {name: ..., option: value}; null: the method's own codec.
-
-    `fp32` sends them unchanged, `bf16` and `fp16` halve the bytes, `quantised` and `low_rank` have options.
-    """
-
-    opinions: str | dict[str, Any] | None = None
-    parameters: str | dict[str, Any] | None = None
-    mask: MaskSpec | None = None
-    """true, or {range: 256}: the server learns nothing of what clients send but the weighted sum."""
-
-    @field_validator("mask", mode="before")
-    @classmethod
-    def _switch(cls, value: Any) -> Any:
-        return MaskSpec() if value is True else None if value is False else value
-
-
-def _kind_of_clients(value: Any) -> str:
-    if isinstance(value, list):
-        return "<list>"
-    if isinstance(value, dict) and isinstance(value.get("model"), str) and isinstance(value.get("lora"), dict):
-        return "<one for all>"
-    by_client = isinstance(value, dict) and not isinstance(value.get("name"), str)
-    return "<by client>" if by_client else "<one for all>"
-
-
-Clients = Annotated[
-    Annotated[ModelSpec, Tag("<one for all>")]
-    | Annotated[list[ModelSpec], Tag("<list>")]
-    | Annotated[dict[str, ClientSpec], Tag("<by client>")],
-    Discriminator(_kind_of_clients),
-]
-
-
-class Misplaced(FedstillError):
-    """An error in a value, with the value's place in the experiment."""
-
-    def __init__(self, path: Sequence[str | int], error: FedstillError) -> None:
-        super().__init__(str(error))
-        self.path = path
 
 
 class Experiment(Settings):
@@ -201,7 +118,7 @@ class Experiment(Settings):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise FedstillError(_sentences(error, Experiment, lambda path: "Experiment")) from error
+            raise FedstillError(sentences(error, Experiment, lambda path: "Experiment")) from error
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # files are validated without it
 
@@ -416,53 +333,3 @@ def load_begun(run: Path) -> Experiment:
 def from_source(source: Source) -> Experiment:
     """The typed experiment."""
     return read_settings(source, Experiment)
-
-
-def read_settings(source: Source, kind: type[S]) -> S:
-    """The settings of a file, typed; pydantic's errors become sentences that name the file and the line."""
-    try:
-        return kind.model_validate(source.values)
-    except Misplaced as error:
-        raise FedstillError(f"{source.place(error.path)}: {error}") from error
-    except ValidationError as error:
-        raise FedstillError(_sentences(error, kind, source.place)) from error
-
-
-Place = Callable[[Sequence[str | int]], str]
-"""Says where the value at a path of keys stands."""
-
-
-def _sentences(error: ValidationError, kind: type[Settings], place: Place) -> str:
-    return "\n".join(dict.fromkeys(_sentence(place, item, kind) for item in error.errors()))
-
-
-def _sentence(place: Place, item: Any, kind: type[Settings]) -> str:
-    path = [part for part in item["loc"] if not str(part).startswith("<")]  # tags of our unions, not keys
-    if path[:1] == ["workers"]:
-        del path[1:]
-    dotted = ".".join(str(part) for part in path)
-    where = place(path)
-    if item["type"] == "extra_forbidden":
-        return f"{where}: unknown key {dotted!r}; {nearest(str(path[-1]), _keys_at(kind, path[:-1]))}"
-    message = item["msg"].removeprefix("Value error, ")
-    given = f" (given: {item['input']!r})" if isinstance(item["input"], str | int | float | bool) else ""
-    return f"{where}: {dotted}: {message[:1].lower() + message[1:]}{given}." if dotted else f"{where}: {message}."
-
-
-def _keys_at(kind: type[Settings], path: Sequence[str | int]) -> list[str]:
-    """The known keys of the mapping at that path."""
-    model: Any = kind
-    for part in path:
-        if isinstance(part, int):
-            continue
-        field = model.model_fields.get(part) if hasattr(model, "model_fields") else None
-        nested = [] if field is None else _models_in(field.annotation)
-        model = nested[0] if nested else ClientSpec
-    return list(model.model_fields)
-
-
-def _models_in(kind: Any) -> list[Any]:
-    """The settings classes among the alternatives of a type."""
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return [kind]
-    return [model for part in get_args(kind) for model in _models_in(part)]

@@ -12,7 +12,8 @@ import numpy as np
 
 from fedstill.algorithms.base import Algorithm
 from fedstill.common.errors import FedstillError
-from fedstill.config.experiment import ClientSpec, Experiment
+from fedstill.config.experiment import Experiment
+from fedstill.config.specs import ClientSpec
 from fedstill.data import corpora, partition
 from fedstill.data.corpora import CorpusSpec
 from fedstill.data.corpora.images import IMAGES

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from fedstill.common.errors import FedstillError
 from fedstill.common.settings import Settings
 from fedstill.common.units import bytes_of, seconds_of
-from fedstill.config.experiment import read_settings
+from fedstill.config.mistakes import read_settings
 from fedstill.config.source import Source
 from fedstill.data.corpora import CorpusSpec
 from fedstill.data.corpora.spec import FILES

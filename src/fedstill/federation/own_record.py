@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.common.files import MODELS, write_whole
-from fedstill.config.experiment import ClientSpec
+from fedstill.config.specs import ClientSpec
 from fedstill.federation.budget import append_line, read_sent
 from fedstill.federation.files import SiteFile
 from fedstill.learning.metrics import METRICS

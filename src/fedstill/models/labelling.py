@@ -18,7 +18,7 @@ from fedstill.learning.predict import predict
 from fedstill.models.text_to_text import TextToText
 
 if TYPE_CHECKING:
-    from fedstill.models.build import Model
+    from fedstill.models.model import Model
 
 LONGEST = 128
 """The tokens of a text that are read where nobody says how many: as many as an experiment reads by default."""

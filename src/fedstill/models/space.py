@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedstill.common.errors import FedstillError
 from fedstill.data.corpus import Ints
-from fedstill.models.build import Model
+from fedstill.models.model import Model
 
 EMBEDDINGS = {"embeddings", "embedding", "shared", "embed_tokens", "embed_positions", "layernorm_embedding"}
 EMBEDDINGS |= {"word_embedding", "wte", "wpe"}

@@ -25,7 +25,7 @@ from fedstill.data.tokens import TokenStore
 from fedstill.learning.fast import accelerate
 from fedstill.learning.precision import choose_device, choose_precision
 from fedstill.models import Model, ModelSpec, build
-from fedstill.models.build import Shape
+from fedstill.models.spec import Shape
 from fedstill.models.text_to_text import TextToText
 from fedstill.parties.client import Client
 from fedstill.parties.evaluation import NOT_MEASURED, Evaluation

@@ -58,8 +58,8 @@ class Member:
 
     @property
     def is_worse_off(self) -> bool:
-        """Whether it lost more than a point."""
-        return self.score is not None and self.score.gain < -POINT
+        """Whether it lost more than a point, as it is shown: -1.0 is not more than one."""
+        return self.score is not None and round(self.score.gain, 3) < -POINT
 
 
 def members(measured: Sequence[Measurement], models: Mapping[str, str], metric: str) -> list[Member]:

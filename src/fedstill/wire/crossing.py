@@ -16,9 +16,10 @@ from torch import Tensor
 
 from fedstill.common.errors import FedstillError
 from fedstill.wire import envelopes
+from fedstill.wire.blob import Declared
 from fedstill.wire.codecs import Codecs, Direction, Passage
 from fedstill.wire.codecs.error import Error
-from fedstill.wire.encoding import Declared, Parcel, Parts, Sizes, decode, encode
+from fedstill.wire.encoding import Parcel, Parts, Sizes, decode, encode
 from fedstill.wire.guard import (
     Expected,
     Form,

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedstill.wire.encoding import MARK, Declared, kinds_of
+from fedstill.wire.blob import Declared
+from fedstill.wire.encoding import MARK, kinds_of
 from fedstill.wire.messages import STAGES, BadMessage, Hello, Message
 
 Form = Mapping[str, tuple[tuple[int, ...], bool]]

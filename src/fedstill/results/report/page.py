@@ -20,7 +20,9 @@ from fedstill.common.units import size_text
 from fedstill.common.version import VERSION
 from fedstill.results.compare import Difference, MethodRow, Spread
 from fedstill.results.report.board import Board, boards
-from fedstill.results.report.charts import Chart, board_charts, run_charts
+from fedstill.results.report.board_charts import board_charts
+from fedstill.results.report.charts import run_charts
+from fedstill.results.report.forms import Chart
 from fedstill.results.report.material import reading_once
 from fedstill.results.report.series import RunSeries, series
 from fedstill.results.runs import Run, Runs, load_runs
