@@ -34,6 +34,8 @@ MAIN_SCALE = "medium"
 DIGITS = 10
 
 Line = dict[str, Any]
+Key = tuple[str, str, str, str, int]
+"""Scale, group, row, name and seed: a run has one line."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,22 @@ class Evidence:
 
 def fingerprint(experiment: Experiment) -> str:
     """A hash of what an experiment sets, the same on any machine and for any seed: without the paths of folders."""
+    return _hash(_settings(experiment))
+
+
+def _settings(experiment: Experiment) -> Line:
     values = experiment.resolved().model_dump(mode="json", exclude_defaults=True)
     values = {key: value for key, value in values.items() if key not in ANY_MACHINE}
     for key, of_papers in OF_PAPERS.items():
         values.pop(key, None)
         if (chosen := getattr(experiment, key)) != of_papers:
             values[key] = chosen
-    return hashlib.sha256(json.dumps(_portable(values), sort_keys=True).encode()).hexdigest()[:16]
+    portable: Line = _portable(values)
+    return portable
+
+
+def _hash(settings: Line) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _portable(value: Any) -> Any:
@@ -99,16 +110,66 @@ def keep(grid: Grid, outcomes: Outcomes, evidence: Evidence) -> int:
         if isinstance(outcome := outcomes.get(run.folder), Run)
         for line in [_line(grid, run, outcome)]
     }
-    old = {_key(line): line for _, line in _read(evidence.lines)} if evidence.lines.exists() else {}
-    every = sorted((old | new).items())
-    text = "".join(json.dumps(line, sort_keys=True, ensure_ascii=False) + "\n" for _, line in every)
-    write_whole(evidence.lines, text.encode())
+    _write(evidence, _own_lines(evidence) | new)
     return len(new)
+
+
+def _own_lines(evidence: Evidence) -> dict[Key, Line]:
+    return {_key(line): line for _, line in _read(evidence.lines)} if evidence.lines.exists() else {}
+
+
+def _write(evidence: Evidence, lines: Mapping[Key, Line]) -> None:
+    every = (line for _, line in sorted(lines.items()))
+    text = "".join(json.dumps(line, sort_keys=True, ensure_ascii=False) + "\n" for line in every)
+    write_whole(evidence.lines, text.encode())
+
+
+def borrow(grid: Grid, evidence: Evidence) -> int:
+    """Copy lines of other recipes for runs that have none here: papers show some runs in two places; how many."""
+    if grid.recipe.table == "communication":  # what was sent is counted for that table alone
+        return 0
+    own, others = _own_lines(evidence), _lines_of_others(grid, evidence)
+    found = dict[Key, Line]()
+    known = dict[str, Line]()
+    for run in grid.runs:
+        name, seed = run.experiment.name, run.experiment.seed
+        if name not in known:  # seeds of a cell differ in nothing else
+            known[name] = _settings(run.experiment)
+        settings = known[name]
+        key = grid.scale, run.group, run.row, name, seed
+        if Record(run.folder).is_finished or (key in own and own[key]["experiment"] == _hash(settings)):
+            continue
+        for other in sorted({other for other, _ in others}):
+            line = others.get((other, seed))
+            if line is not None and line["experiment"] == _hash({**settings, "name": line["name"]}):
+                place = {"group": run.group, "row": run.row, "columns": list(run.columns), "name": name}
+                found[key] = line | place | {"experiment": _hash(settings)}
+                break
+    if found:
+        _write(evidence, own | found)
+    return len(found)
+
+
+def _lines_of_others(grid: Grid, evidence: Evidence) -> dict[tuple[str, int], Line]:
+    """By a name for a run and its seed: the other recipes' lines of this scale that hold all that this table shows."""
+    shown = {metric for column in grid.recipe.columns.values() for _, metric in column.shows}
+    found = dict[tuple[str, int], Line]()
+    for path in sorted(evidence.folder.glob("*/*.jsonl")):
+        recipe = path.relative_to(evidence.folder).with_suffix("").as_posix()
+        if path == evidence.lines:
+            continue
+        for _, line in _read(path):
+            # Figures draw losses, which lines of earlier versions lack.
+            has_losses = "losses" in line or grid.recipe.table != "curves"
+            is_whole = has_losses and shown <= set(line["by_round"].get(POOLED, {}))
+            if line["scale"] == grid.scale and is_whole:
+                found[f"{recipe} {line['name']}", line["seed"]] = {"shared_with": recipe} | line
+    return found
 
 
 def already_kept(grid: Grid, evidence: Evidence) -> dict[Path, KeptRun]:
     """The runs of the grid that have a line of the same experiment, and are not on this disk, by folder."""
-    lines = {_key(line): line for _, line in _read(evidence.lines)} if evidence.lines.exists() else {}
+    lines = _own_lines(evidence)
     found = dict[Path, KeptRun]()
     fingerprints = dict[str, str]()
     for run in grid.runs:
@@ -123,8 +184,8 @@ def already_kept(grid: Grid, evidence: Evidence) -> dict[Path, KeptRun]:
     return found
 
 
-def _key(line: Line) -> tuple[str, str, str, str, int]:
-    """By which lines are sorted; a run has one line."""
+def _key(line: Line) -> Key:
+    """By which lines are sorted."""
     return line["scale"], line["group"], line["row"], line["name"], line["seed"]
 
 
@@ -310,6 +371,7 @@ def _kept(run: GridRun, line: Line) -> KeptRun:
         sent=line["sent"],
         commit=line["commit"],
         device=line["device"],
+        shared_with=line.get("shared_with", ""),
     )
 
 
@@ -328,8 +390,10 @@ def origins(grid: Grid, outcomes: Outcomes, evidence: Evidence) -> list[str]:
     """Where the numbers of a page come from: machines, versions, seconds, and the command that makes the page."""
     runs = [kept for run in grid.runs if isinstance(kept := outcomes[run.folder], KeptRun)]
     made = Counter((run.device, run.commit) for run in runs)
+    shared = Counter(run.shared_with for run in runs if run.shared_with)
     return [
         *(f"{many} runs on {device}, fedstill {commit}." for (device, commit), many in sorted(made.items())),
+        *(f"{many} of them are runs of {recipe} too: the same experiments." for recipe, many in sorted(shared.items())),
         f"A run took {fmean(run.seconds for run in runs):.0f} s on average, beside others on the same machine.",
         f"Made from {evidence.lines.name} by `{evidence.command} --from {evidence.folder.name}`, without training; "
         f"what made the lines: `{evidence.command} --keep {evidence.folder.name}`.",

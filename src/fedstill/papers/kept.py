@@ -30,3 +30,5 @@ class KeptRun(Run):
     """The letters of the formulas of what is sent, and the numbers counted in the ledger."""
     commit: str = ""
     device: str = ""
+    shared_with: str = ""
+    """The recipe for which the run was done, if not for this one."""

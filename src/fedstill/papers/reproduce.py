@@ -23,8 +23,9 @@ from fedstill.learning.metrics import METRICS
 from fedstill.papers import curves as drawing
 from fedstill.papers.card import fitting, on_card, shared
 from fedstill.papers.communication import communication
-from fedstill.papers.evidence import Evidence, already_kept, keep, origins, recall
+from fedstill.papers.evidence import Evidence, already_kept, borrow, keep, origins, recall
 from fedstill.papers.grid import Grid, GridRun
+from fedstill.papers.kept import KeptRun
 from fedstill.papers.languages import languages
 from fedstill.papers.ordering import orderings
 from fedstill.papers.parallel import EndedRun, attempt, run_all
@@ -86,7 +87,11 @@ def reproduce(
     if not force:
         _refuse_other_experiments(grid.runs)
     say(f"{grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}")
-    kept = {} if evidence is None or force or models else already_kept(grid, evidence)
+    kept = dict[Path, KeptRun]()
+    if evidence is not None and not force and not models:
+        if many := borrow(grid, evidence):
+            say(f"Taken from the lines of other tables: {counted(many, 'run')} of the same experiments.")
+        kept = already_kept(grid, evidence)
     here = replace(grid, runs=tuple(run for run in grid.runs if run.folder not in kept))
     if evidence is not None and kept:
         say(f"Kept in {evidence.lines} already: {counted(len(kept), 'run')}; --force does them again.")
