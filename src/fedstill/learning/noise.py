@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from fedstill.learning.fast.repeated import Repeated, short_products
 from fedstill.learning.losses import ce, entropy
 from fedstill.learning.precision import input_gradients
 from fedstill.learning.predict import forward
@@ -119,11 +120,22 @@ def _stacked_slopes(module: nn.Module, name: str, batches: Sequence[Batch]) -> S
 
 def _single_slope(module: nn.Module, name: str, batches: Sequence[Batch]) -> Slope:
     module.load_state_dict(dict(batches[0].parameters))
+    given, wanted = torch.empty_like(batches[0].values), _classes(batches, batches[0].values)
+    gradient, doubts = torch.empty_like(given), given.new_empty(len(given))
+
+    def compute() -> None:
+        leaf = given.detach().requires_grad_()
+        with torch.enable_grad(), input_gradients(module):
+            loss, found = _loss(forward(module, {name: leaf}), None if wanted is None else wanted[0])
+        gradient.copy_(torch.autograd.grad(loss, leaf)[0])
+        doubts.copy_(found)
+
+    repeated = Repeated(compute, given.device, module)
 
     def slope(values: Tensor, classes: Tensor | None) -> tuple[Tensor, Tensor]:
-        leaf = values[0].detach().requires_grad_()
-        with torch.enable_grad(), input_gradients(module):
-            loss, doubts = _loss(forward(module, {name: leaf}), None if classes is None else classes[0])
-        return torch.autograd.grad(loss, leaf)[0][None], doubts[None]
+        given.copy_(values[0])
+        with short_products(given.device):
+            repeated()
+        return gradient[None], doubts[None]
 
     return slope

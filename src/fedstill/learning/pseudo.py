@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedstill.common.randomness import Stream
 from fedstill.learning.fast import fast_of
+from fedstill.learning.fast.repeated import Repeated, short_products
 from fedstill.learning.losses import within_task
 from fedstill.learning.phases import OptimiserName, PhaseSettings, optimiser
 from fedstill.learning.precision import input_gradients
@@ -116,17 +117,27 @@ def descend(
     moves: Tensor,
     how: Sampling,
     watch: Callable[[int, Tensor], None] = lambda step, inputs: None,
+    models: Sequence[nn.Module] = (),
 ) -> Tensor:
-    """The inputs after the steps; `moves` is 0 where an input must stay as it is (special tokens), 1 elsewhere."""
-    inputs = start
-    for step in range(how.steps):
-        watch(step, inputs)
+    """The inputs after the steps; `moves` is 0 where an input must stay as it is (special tokens), 1 elsewhere.
+
+    `models` are those that the loss asks.
+    """
+    inputs = start.detach().clone()
+
+    def step() -> None:
         leaf = inputs.detach().requires_grad_()
         with torch.enable_grad():
             total = loss(leaf, labels).sum()
-        inputs = inputs - how.rate * moves * torch.autograd.grad(total, leaf)[0]
+        inputs.sub_(how.rate * moves * torch.autograd.grad(total, leaf)[0])
+
+    repeated = Repeated(step, inputs.device, *models)
+    with short_products(inputs.device):
+        for number in range(how.steps):
+            watch(number, inputs)
+            repeated()
     watch(how.steps, inputs)
-    return inputs.detach()
+    return inputs
 
 
 @dataclass(frozen=True)
@@ -155,7 +166,8 @@ class Sampler:
                 how = self.how if kind == "adversary" else replace(self.how, strength=0.0)
                 loss = sampling_loss(self.read, teacher, self.student, how)
                 with input_gradients(teacher, self.student):
-                    inputs = descend(loss, inputs, labels, moves, how, partial(self._watch, kind, teacher, labels))
+                    watch = partial(self._watch, kind, teacher, labels)
+                    inputs = descend(loss, inputs, labels, moves, how, watch, [teacher, self.student])
             with torch.no_grad():
                 yield Pseudo(inputs, labels, self.read(teacher, inputs, labels))
 

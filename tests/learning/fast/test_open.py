@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -116,6 +117,7 @@ def test_a_round_later_the_same_graphs_serve_other_models() -> None:
     meet([conversation(m, seed, []) for seed, m in enumerate(first)])
     kept = [p.detach().clone() for m in first for p in m.parameters()]
     stacks = [id(stack) for stack in STACKS.values()]
+    gc.collect()  # a stack is free when its phases are gone
     meet([conversation(m, seed, []) for seed, m in enumerate(second)])
     assert [id(stack) for stack in STACKS.values()] == stacks
     assert all(torch.equal(a, p) for a, p in zip(kept, (p for m in first for p in m.parameters()), strict=True))
