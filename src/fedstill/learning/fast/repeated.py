@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from fedstill.learning.fast.anatomy import dissect
 from fedstill.learning.fast.settings import fast_of
 
 WARM = 3
@@ -17,14 +18,14 @@ WARM = 3
 class Repeated:
     """Calls `function`, which takes nothing and reads and writes the same tensors every time.
 
-    Where its models may use graphs (`fast.graphs`), calls after the first few are replays, which do not wait for
-    Python. What cannot be captured, as a model that reads a number back in its forward pass, goes on as it was.
+    `models` are those that it asks. Where all of them are of a kind whose forward pass can be captured, and may use
+    graphs (`fast.graphs`), calls after the first few are replays, which do not wait for Python.
     """
 
     def __init__(self, function: Callable[[], object], device: torch.device, *models: nn.Module) -> None:
         self.function, self.device, self.calls = function, device, 0
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.can = device.type == "cuda" and all(fast_of(model).graphs for model in models)
+        self.can = device.type == "cuda" and all(fast_of(each).graphs and dissect(each) is not None for each in models)
 
     def __call__(self) -> None:
         """One call, in the order of the caller's other work."""
@@ -38,26 +39,16 @@ class Repeated:
 
     def _call_and_capture(self) -> None:
         here, side = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        graph, before = torch.cuda.CUDAGraph(), LAST.get(self.device)
         side.wait_stream(here)
         with torch.cuda.stream(side):
             self.function()  # on this stream too, where products have a workspace of their own
-            self.graph = self._captured()
-        here.wait_stream(side)
-        self.can = self.graph is not None
-
-    def _captured(self) -> torch.cuda.CUDAGraph | None:
-        graph, before = torch.cuda.CUDAGraph(), LAST.get(self.device)
-        try:
             # Another thread may be copying states out of the card, which would end a capture of any other mode.
             graph.capture_begin(None if before is None else before.pool(), capture_error_mode="thread_local")
-            try:
-                self.function()
-            finally:
-                graph.capture_end()
-        except RuntimeError:
-            return None
-        LAST[self.device] = graph
-        return graph
+            self.function()
+            graph.capture_end()
+        here.wait_stream(side)
+        self.graph = LAST[self.device] = graph
 
 
 LAST: dict[torch.device, torch.cuda.CUDAGraph] = {}
