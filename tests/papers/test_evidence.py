@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -12,7 +14,7 @@ from rich.console import Console
 from fedstill.common.errors import FedstillError
 from fedstill.config.experiment import Experiment
 from fedstill.config.source import Source
-from fedstill.papers.evidence import MAIN_SCALE, Evidence, fingerprint, recall
+from fedstill.papers.evidence import MAIN_SCALE, Evidence, borrow, fingerprint, recall
 from fedstill.papers.grid import plan_grid
 from fedstill.papers.recipe import recipe_files, recipe_path
 from fedstill.papers.reproduce import reproduce_from
@@ -26,6 +28,9 @@ ROOT = Path(__file__).parents[2]
 COMMITTED = sorted((ROOT / "evidence").glob("*/*.md"))
 CURVES = TINY.replace("method: AdaFD", "table: curves\nmethod: AdaFD").replace("Everything: C", "Alone: C")
 CURVES = CURVES.replace("Alone: Centralized", "Alone: Local").replace("    Everything:", "    Alone:")
+OTHER_NAMES = {"few": "scarce", "Alone": "By itself", "FedAvg": "Mean"}
+OF_A_TABLE = ("group", "row", "name", "experiment", "shared_with")
+"""What a line has of the table that shows the run."""
 
 
 def quiet() -> Console:
@@ -61,6 +66,38 @@ def moved(kept: Path, tmp_path: Path) -> Path:
     shutil.copytree(kept / "evidence", tmp_path / "evidence", ignore=shutil.ignore_patterns("*.md"))
     write(tmp_path, tmp_path / "nowhere.csv", CURVES)
     return tmp_path
+
+
+def renamed(text: str, names: dict[str, str]) -> str:
+    for name, other in names.items():
+        text = text.replace(name, other)
+    return text
+
+
+@pytest.fixture
+def lent(kept: Path, tmp_path: Path) -> Path:
+    """A table with other names for the same experiments, without runs and corpus, and the lines of the first."""
+    theirs = tmp_path / "evidence" / "shops" / "first.jsonl"
+    theirs.parent.mkdir(parents=True)
+    shutil.copy(kept / "evidence" / "tiny.jsonl", theirs)
+    write(tmp_path, tmp_path / "nowhere.csv", renamed(CURVES, OTHER_NAMES))
+    return tmp_path
+
+
+def alter(folder: Path, change: Callable[[dict[str, Any]], object], *rows: str) -> None:
+    """Change the lines of the other table, all or those of some rows."""
+    path = folder / "evidence" / "shops" / "first.jsonl"
+    every = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in every:
+        if not rows or line["row"] in rows:
+            change(line)
+    path.write_text("".join(json.dumps(line) + "\n" for line in every))
+
+
+def taken(folder: Path) -> int:
+    """How many lines the table in a folder takes from others."""
+    grid = plan_grid(Source.read(folder / "tiny.yaml"), "small", folder / "runs", seeds=3)
+    return borrow(grid, Evidence(folder / "evidence", "tiny", "small"))
 
 
 def lines(folder: Path) -> list[dict[str, object]]:
@@ -161,6 +198,89 @@ def test_runs_whose_lines_are_kept_are_not_done_again(
     recipe.write_text(recipe.read_text().replace("beta: 5", "beta: 6"))
     assert make(recipe, "--only", "AdaFD", "--out", str(moved / "other"), seeds=1) == 0
     assert "1 run to do" in capsys.readouterr().out  # the line is of another experiment
+
+
+def test_runs_that_another_table_shows_too_are_not_done_again(
+    kept: Path, lent: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make(lent / "tiny.yaml") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Taken from the lines of other tables: 9 runs of the same experiments." in said
+    assert "0 runs to do" in said
+    assert not list((lent / "runs").rglob("summary.json"))
+
+    grid = plan_grid(Source.read(lent / "tiny.yaml"), "small", lent / "runs", seeds=3)
+    own = {(run.row, run.experiment.seed): run.experiment for run in grid.runs}
+    first = {(renamed(str(line["row"]), OTHER_NAMES), line["seed"]): line for line in lines(kept)}
+    assert len(lines(lent)) == 9
+    for line in lines(lent):
+        experiment = own[line["row"], line["seed"]]  # type: ignore[index]
+        assert (line["group"], line["name"]) == ("scarce", experiment.name)
+        assert (line["experiment"], line["shared_with"]) == (fingerprint(experiment), "shops/first")
+        numbers, theirs = (
+            {key: value for key, value in each.items() if key not in OF_A_TABLE}
+            for each in (line, first[line["row"], line["seed"]])  # type: ignore[index]
+        )
+        assert numbers == theirs
+
+    written, model = page(lent), renamed(page(kept), OTHER_NAMES)
+    tables = [[line for line in text.splitlines() if line.startswith(("|", "**"))] for text in (written, model)]
+    assert len(tables[0]) > 10
+    assert tables[0] == tables[1]
+    sentence = "- 9 of them are runs of shops/first too: the same experiments."
+    assert sentence in written
+    assert sentence not in model
+
+
+def test_a_line_of_another_experiment_is_not_taken(lent: Path) -> None:
+    recipe = lent / "tiny.yaml"
+    recipe.write_text(recipe.read_text().replace("beta: 5", "beta: 6"))
+    assert taken(lent) == 6
+    assert {line["row"] for line in lines(lent)} == {"By itself", "Mean"}
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda line: line["by_round"]["test"].pop("macro_f1"),
+        lambda line: line.pop("losses"),
+        lambda line: line.update(scale="paper"),
+        lambda line: line.update(seed=7),
+    ],
+    ids=["without a metric of the table", "without losses for a figure", "of another scale", "of another seed"],
+)
+def test_a_line_that_does_not_serve_is_not_taken(lent: Path, spoil: Callable[[dict[str, Any]], object]) -> None:
+    alter(lent, spoil, "FedAvg")
+    assert taken(lent) == 6
+    assert {line["row"] for line in lines(lent)} == {"By itself", "AdaFD"}
+
+
+def test_a_table_without_curves_takes_lines_without_losses(lent: Path) -> None:
+    alter(lent, lambda line: line.pop("losses"))
+    assert taken(lent) == 0
+    recipe = lent / "tiny.yaml"
+    recipe.write_text(recipe.read_text().replace("table: curves\n", ""))
+    assert taken(lent) == 9
+
+
+def test_a_line_that_was_taken_names_the_table_for_which_the_run_was_done(lent: Path) -> None:
+    alter(lent, lambda line: line.update(shared_with="shops/before"))
+    assert taken(lent) == 9
+    assert {line["shared_with"] for line in lines(lent)} == {"shops/before"}
+    assert taken(lent) == 0  # they have lines here now
+
+
+def test_force_does_runs_that_another_table_shows_too(
+    kept: Path, lent: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = write(lent, kept / "reviews.csv", renamed(CURVES, OTHER_NAMES))
+    assert make(recipe, "--only", "Mean", "--force", seeds=1) == 0
+    said = capsys.readouterr().out
+    assert "1 run to do" in said
+    assert "other tables" not in said
+    assert len(list((lent / "runs").rglob("summary.json"))) == 1
+    assert taken(lent) == 8
+    assert [(line["row"], line["seed"]) for line in lines(lent) if "shared_with" not in line] == [("Mean", 0)]
 
 
 def test_brief_lines_show_the_same_scores(kept: Path, tmp_path: Path) -> None:
