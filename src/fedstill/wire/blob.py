@@ -31,8 +31,12 @@ DTYPES = {
 }
 """The types of numbers that can be sent, in the order in which a blob holds them, the widest first."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+ORDER = {dtype: place for place, dtype in enumerate(NAMES)}
 WIDTHS = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 MOST_DIMENSIONS = 8
+SIZE = 8
+"""The first bytes of a blob, which say how long its header is."""
+AS_TEXT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 @dataclass(frozen=True)
@@ -50,28 +54,32 @@ class Declared:
 
 def pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
     """A safetensors blob, in pieces: its header, then each tensor's own memory."""
-    order = list(DTYPES.values())
     for name, value in tensors.items():
         if value.dtype not in NAMES:
             raise FedstillError(f"{name} holds {value.dtype}, which cannot be sent.")
     header: dict[str, Any] = {"__metadata__": metadata}
     numbers, end = list[memoryview](), 0
-    for name, value in sorted(tensors.items(), key=lambda item: (order.index(item[1].dtype), item[0])):
+    for name, value in sorted(tensors.items(), key=lambda item: (ORDER[item[1].dtype], item[0])):
         start, end = end, end + value.nbytes
         header[name] = {"dtype": NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
         flat = value.detach().cpu().contiguous().reshape(-1)
         numbers.append(memoryview(flat.view(torch.uint8).numpy()))  # type: ignore[arg-type]
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text = AS_TEXT(header).encode()
     text += b" " * (-len(text) % 8)
-    return [len(text).to_bytes(8, "little") + text, *numbers]
+    return [len(text).to_bytes(SIZE, "little") + text, *numbers]
+
+
+def header_bytes(blob: memoryview) -> int:
+    """How many of a blob's bytes come before its numbers."""
+    return SIZE + int.from_bytes(blob[:SIZE], "little")
 
 
 def header_of(blob: memoryview) -> dict[str, Any]:
     """The header of a safetensors blob."""
-    size = int.from_bytes(blob[:8], "little")
-    if size > len(blob) - 8:
-        raise ValueError(f"its header has {size} bytes")
-    header = json.loads(bytes(blob[8 : 8 + size]))
+    end = header_bytes(blob)
+    if end > len(blob):
+        raise ValueError(f"its header has {end - SIZE} bytes")
+    header = json.loads(bytes(blob[SIZE:end]))
     if not isinstance(header, dict):
         raise TypeError("its header is not that of a message")
     return header
@@ -94,7 +102,7 @@ def declared_in(header: Mapping[str, Any]) -> dict[str, Declared]:
 
 def tensors_of(blob: memoryview, header: Mapping[str, Any], declared: Mapping[str, Declared]) -> dict[str, Tensor]:
     """The tensors of a blob, in one copy of its numbers; raises ValueError where they are not what the header says."""
-    numbers = bytearray(blob[8 + int.from_bytes(blob[:8], "little") :])
+    numbers = bytearray(blob[header_bytes(blob) :])
     places = sorted((header[name]["data_offsets"], name) for name in declared)
     end, found = 0, dict[str, Tensor]()
     for (start, stop), name in places:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import Any, Protocol, cast
 
 import torch
@@ -32,7 +33,7 @@ from fedstill.wire.guard import (
 )
 from fedstill.wire.ledger import Ledger
 from fedstill.wire.masks import is_masked
-from fedstill.wire.messages import KINDS, SERVER, BadMessage, Hello, Kind, M, Message
+from fedstill.wire.messages import KINDS, SERVER, BadMessage, Hello, Kind, M, Message, fields_of
 
 Owed = Callable[[str], tuple[type[Message], ...]]
 Leaving = Callable[[Message, Passage], Message]
@@ -45,6 +46,8 @@ FormOf = Callable[[str], Form]
 
 UNHEARD = "unheard"
 """Where the server remembers whose last reply it could not use: what their codecs remember is not what it has."""
+ARRIVALS = 256
+"""How many answers `Agreement.arrival` keeps."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +72,54 @@ class Agreement:
         """The types of message that can arrive as the reply to a verb."""
         return [cls for cls in self.types.values() if issubclass(cls, self.owed(verb))] or [Message]
 
+    @cached_property
+    def arrival(self) -> Callable[[str | None, int], Arrival]:
+        """What is known of the replies to a verb, asked about so many rows, before any; None: of a server's calls.
+
+        Conversations ask for the same thousands of times.
+        """
+        return lru_cache(ARRIVALS)(self._arrival)
+
+    def _arrival(self, verb: str | None, asked: int) -> Arrival:
+        possible = list(self.types.values()) if verb is None else self.possible(verb)
+        expected = Expected(
+            dimensions={**self.dimensions, "asked": asked},
+            agreed={"public_fingerprint": self.public_fingerprint},
+            required=self.required if verb is not None else frozenset(),
+            coded=self.coded,
+            rows_are_drawn=self.rows_are_drawn,
+        )
+        return Arrival(possible, expected, self.sends_parameters(possible))
+
+    @cached_property
+    def coded(self) -> frozenset[Kind]:
+        """The kinds of field that have a codec."""
+        return frozenset(kind for kind in KINDS if self.codecs.of(kind) is not None)
+
     def sends_parameters(self, types: Iterable[type[Message]]) -> bool:
         """Whether messages of these types can hold the parameters of a model."""
-        return any(item.metadata.get("of_model") for cls in types for item in fields(cls))
+        return any(item.metadata.get("of_model") for cls in types for item in fields_of(cls))
 
     @property
     def largest_opinion(self) -> int:
         """The most numbers that an array of opinions can have."""
         sizes = self.dimensions
         return max(sizes.get("public", 0), sizes.get("labelled", 0)) * sizes.get("labels", 0)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """The types of message that can arrive, and what they must be like."""
+
+    possible: Sequence[type[Message]]
+    expected: Expected
+    has_parameters: bool
+    """Whether one can hold the parameters of a model: then it must also be of the sender's form."""
+
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes that it can have."""
+        return max(most_bytes(cls, self.expected) for cls in self.possible)
 
 
 class End(Protocol):
@@ -123,9 +165,8 @@ class Crossing:
 
     def reply(self, raw: bytes, name: str, verb: str, round: int, asked: int = -1) -> Parcel:
         """A client's reply; raises BadMessage if it is not as agreed. `asked`: how many rows it was asked about."""
-        owed, possible = self.agreement.owed(verb), self.agreement.possible(verb)
-        expected = self._expected(name, possible, asked)
-        parcel = self._unpack(raw, self._passage(name, [SERVER], round), possible, expected)
+        owed, arrival = self.agreement.owed(verb), self._arrival(name, verb, asked)
+        parcel = self._unpack(raw, self._passage(name, [SERVER], round), arrival)
         message, envelope = parcel.message, parcel.envelope
         if "packed" in envelope:
             envelope |= envelopes.unpack(envelope.pop("packed"))
@@ -137,7 +178,7 @@ class Crossing:
             raise BadMessage(f"{type(message).__name__} is no reply to {verb}.")
         if asked > 0 and Message not in owed and not _is_of_rows(type(message)) and any(map(_is_of_rows, owed)):
             raise BadMessage(f"{type(message).__name__} says nothing about the {asked} rows asked about.")
-        check(message, expected)
+        check(message, arrival.expected)
         check_measured(envelope.setdefault("metrics", []), envelope.setdefault("notes", []), self.agreement.rounds + 1)
         error = Error.from_json(envelope.pop("error")) if "error" in envelope else None
         self.end.wire.get(UNHEARD, {}).pop(name, None)
@@ -146,12 +187,11 @@ class Crossing:
 
     def guard(self, message: Message, name: str, verb: str, asked: int = -1) -> None:
         """Raise BadMessage if this message of a client is not as agreed."""
-        check(message, self._expected(name, self.agreement.possible(verb), asked))
+        check(message, self._arrival(name, verb, asked).expected)
 
     def most_bytes(self, name: str, verb: str, asked: int = -1) -> int:
         """The most bytes that a client's reply can have."""
-        possible = self.agreement.possible(verb)
-        return _most(possible, self._expected(name, possible, asked))
+        return self._arrival(name, verb, asked).most_bytes
 
     def forget(self, names: Iterable[str]) -> None:
         """No differences to and from these parties next time: nobody knows what arrived."""
@@ -170,14 +210,13 @@ class Crossing:
 
     def call(self, raw: bytes) -> Parcel:
         """The server's call; raises BadMessage if it is not as agreed."""
-        possible = list(self.agreement.types.values())
-        expected = replace(self._expected(self.end.name, possible), required=frozenset())
-        parcel = self._unpack(raw, self._passage(SERVER, [self.end.name], 0), possible, expected)
+        arrival = self._arrival(self.end.name, None)
+        parcel = self._unpack(raw, self._passage(SERVER, [self.end.name], 0), arrival)
         verb, round = parcel.envelope.get("verb"), parcel.envelope.get("round")
         if not isinstance(verb, str) or type(round) is not int:
             raise BadMessage("a call without a verb, or without a round.")
         if parcel.message is not None:
-            check(parcel.message, expected)
+            check(parcel.message, arrival.expected)
         if (unheard := parcel.envelope.pop("afresh", None)) and isinstance(unheard, list) and self.end.name in unheard:
             self.forget([SERVER])
         return parcel
@@ -205,8 +244,10 @@ class Crossing:
 
     def _encode(self, message: Message, envelope: Mapping[str, Any], passage: Passage) -> tuple[bytes, Error | None]:
         """The bytes, and what codecs changed; a client tells it in the envelope, since the server keeps the ledger."""
+        if not self.agreement.coded:
+            return encode(message, envelope), None
         errors: list[Error] = []
-        is_packed = passage.direction == "up" and self.agreement.codecs.shrink
+        is_packed = passage.direction == "up"
         outside = {"packed": envelopes.pack(envelope)} if is_packed else dict(envelope)
 
         def code(name: str, value: Tensor) -> Parts | None:
@@ -230,9 +271,9 @@ class Crossing:
         raw = encode(message, outside, code)
         return raw, errors[0] if errors else None
 
-    def _unpack(
-        self, raw: bytes, passage: Passage, possible: Sequence[type[Message]] = (), expected: Expected | None = None
-    ) -> Parcel:
+    def _unpack(self, raw: bytes, passage: Passage, arrival: Arrival | None = None) -> Parcel:
+        expected = None if arrival is None else arrival.expected
+
         def admit(cls: type[Message], arrays: Mapping[str, Declared]) -> None:
             if expected is not None:
                 check_declared(cls, arrays, expected)
@@ -252,22 +293,16 @@ class Crossing:
 
         for step in self.arriving:
             raw = step(raw, passage)
-        if expected is not None and len(raw) > (most := _most(possible, expected)):
+        if arrival is not None and len(raw) > (most := arrival.most_bytes):
             raise BadMessage(f"a message of {len(raw):,} bytes, and {most:,} at most are expected.")
         return decode(raw, self.agreement.types, restore, admit)
 
-    def _expected(self, client: str, types: Iterable[type[Message]], asked: int = -1) -> Expected:
-        """What a message of one of these types, from or to this client, must be like."""
-        agreement = self.agreement
-        knows_form = self.form_of is not None and agreement.sends_parameters(types)
-        return Expected(
-            dimensions={**agreement.dimensions, "asked": asked},
-            agreed={"public_fingerprint": agreement.public_fingerprint},
-            form=self.form_of(client) if self.form_of is not None and knows_form else None,
-            required=agreement.required,
-            coded=frozenset(kind for kind in KINDS if agreement.codecs.of(kind) is not None),
-            rows_are_drawn=agreement.rows_are_drawn,
-        )
+    def _arrival(self, client: str, verb: str | None, asked: int = -1) -> Arrival:
+        """What a reply to this verb, or a call, from or to this client must be like."""
+        arrival = self.agreement.arrival(verb, asked)
+        if self.form_of is None or not arrival.has_parameters:
+            return arrival
+        return replace(arrival, expected=replace(arrival.expected, form=self.form_of(client)))
 
     @contextmanager
     def _history(self, name: str) -> Iterator[dict[str, Tensor]]:
@@ -287,7 +322,7 @@ class Crossing:
         error: Error | None = None,
     ) -> None:
         if self.ledger is not None:
-            sizes = Sizes.of(raw).uncoded(message)
+            sizes = Sizes.of(message, raw)
             if is_masked(type(message)):
                 sizes = Sizes(sizes.payload + sizes.indices, 0, sizes.header)
             self.ledger.count(direction, verb, type(message).__name__, sizes, len(raw), receivers, error)
@@ -331,14 +366,9 @@ def _groups(message: Outgoing, names: Sequence[str]) -> list[tuple[Message | Non
     return list(groups.values())
 
 
-def _most(possible: Iterable[type[Message]], expected: Expected) -> int:
-    """The most bytes that a message of one of these types can have."""
-    return max(most_bytes(cls, expected) for cls in possible)
-
-
 def _is_of_rows(cls: type[Message]) -> bool:
     """Whether such a message has something for every row that was asked about."""
-    return any("asked" in item.metadata.get("shape", ()) for item in fields(cls))
+    return any("asked" in item.metadata.get("shape", ()) for item in fields_of(cls))
 
 
 def _kind(cls: type[Message], name: str) -> Kind | None:

@@ -7,7 +7,6 @@ from a message. All engines send the same bytes, even inside one process, so the
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +17,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from fedstill.wire.blob import Declared, declared_in, header_of, pieces, tensors_of
-from fedstill.wire.messages import BadMessage, Message
+from fedstill.wire.blob import Declared, declared_in, header_bytes, header_of, pieces, tensors_of
+from fedstill.wire.messages import BadMessage, Message, fields_of
 
 Parts = Mapping[str, Tensor]
 """An encoded tensor: the tensors that a codec made of it, under the codec's own names."""
@@ -48,20 +47,13 @@ class Sizes:
     header: int
 
     @classmethod
-    def of(cls, raw: bytes) -> Sizes:
-        """Read from the header of an encoded message."""
+    def of(cls, message: Message | None, raw: bytes) -> Sizes:
+        """Without a codec, with the header of the bytes that the message was encoded as, or decoded from."""
         payload = indices = 0
-        for part in declared_in(header_of(memoryview(raw)[SEALED:])).values():
-            counts = "F" in part.dtype or part.dtype == "U8"  # U8: numbers packed by a codec
-            payload, indices = (payload + part.bytes, indices) if counts else (payload, indices + part.bytes)
-        return cls(payload, indices, len(raw) - payload - indices)
-
-    def uncoded(self, message: Message | None) -> Sizes:
-        """The sizes of the same message without a codec, with this header."""
-        sizes = {True: 0, False: 0}
         for value in _tensors(message).values():
-            sizes[value.is_floating_point() or value.dtype == torch.uint8] += value.nbytes
-        return Sizes(sizes[True], sizes[False], self.header)
+            counts = value.is_floating_point() or value.dtype == torch.uint8  # packed by a codec
+            payload, indices = (payload + value.nbytes, indices) if counts else (payload, indices + value.nbytes)
+        return cls(payload, indices, SEALED + header_bytes(memoryview(raw)[SEALED:]))
 
     @property
     def total(self) -> int:
@@ -84,7 +76,10 @@ def encode(
     tensors: dict[str, Tensor] = {}
     for name, value in _tensors(message).items():
         parts = code(name, value)
-        tensors |= {name: value} if parts is None else {f"{name}{MARK}{p}": v for p, v in parts.items()}
+        if parts is None:
+            tensors[name] = value
+        else:
+            tensors |= {f"{name}{MARK}{part}": coded for part, coded in parts.items()}
     plain = _plain(message)
     header = {"type": type(message).__name__ if message is not None else None, "plain": plain, **(envelope or {})}
     return _sealed(pieces(tensors, {"fedstill": json.dumps(header)}))
@@ -115,7 +110,7 @@ def _unseal(raw: bytes) -> memoryview:
 def _tensors(message: Message | None) -> dict[str, Tensor]:
     """Every tensor to send, by name: `field`, or `field/key` inside a mapping."""
     found: dict[str, Tensor] = {}
-    for item in dataclasses.fields(message) if message is not None else ():
+    for item in fields_of(type(message)) if message is not None else ():
         value = getattr(message, item.name)
         if isinstance(value, Tensor):
             found[item.name] = value
@@ -130,7 +125,7 @@ def _plain(message: Message | None) -> dict[str, Any]:
     """What is sent in the header: integers, strings, and the keys of mappings."""
     if message is None:
         return {}
-    values = {item.name: getattr(message, item.name) for item in dataclasses.fields(message)}
+    values = {item.name: getattr(message, item.name) for item in fields_of(type(message))}
     return {
         name: sorted(value) if isinstance(value, Mapping) else value
         for name, value in values.items()

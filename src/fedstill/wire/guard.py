@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from fedstill.wire.blob import Declared
 from fedstill.wire.encoding import MARK, kinds_of
-from fedstill.wire.messages import STAGES, BadMessage, Hello, Message
+from fedstill.wire.messages import STAGES, BadMessage, Hello, Message, fields_of
 
 Form = Mapping[str, tuple[tuple[int, ...], bool]]
 """The parameters of a model: the shape of each, and whether it holds floats."""
@@ -39,8 +40,25 @@ LONGEST_NOTE = 1000
 
 
 @dataclass(frozen=True)
+class Rule:
+    """What one field of a message must be like: all that does not depend on the message."""
+
+    item: dataclasses.Field[Any]
+    name: str
+    where: str
+    kinds: tuple[type, ...]
+    is_required: bool
+    is_agreed: bool
+    shape: tuple[int, ...] | None
+    holds: str | None
+    floats: tuple[float, float]
+    """The smallest and the largest number that it may hold, if it holds floats."""
+    integers: tuple[float, float]
+
+
+@dataclass(frozen=True)
 class Expected:
-    """What a message from one sender must be like."""
+    """What a message from one sender must be like. Made once for many messages, it knows its rules from the first."""
 
     dimensions: Mapping[str, int]
     """The sizes that names in declared shapes stand for; a name that is not here may have any size."""
@@ -57,9 +75,45 @@ class Expected:
 
     def shape(self, item: dataclasses.Field[Any]) -> tuple[int, ...] | None:
         """The declared shape of an array, with -1 for unknown sizes; None if its field declares none."""
-        if "shape" not in item.metadata:
-            return None
-        return tuple(self.dimensions.get(d, -1) if isinstance(d, str) else d for d in item.metadata["shape"])
+        if item not in self._shapes:
+            named = item.metadata.get("shape")
+            sizes = None if named is None else [self.dimensions.get(d, -1) if isinstance(d, str) else d for d in named]
+            self._shapes[item] = None if sizes is None else tuple(sizes)
+        return self._shapes[item]
+
+    @cached_property
+    def _shapes(self) -> dict[dataclasses.Field[Any], tuple[int, ...] | None]:
+        return {}
+
+    def rules(self, cls: type[Message]) -> tuple[Rule, ...]:
+        """What each field of a message of this type must be like."""
+        if cls not in self._rules:
+            self._rules[cls] = tuple(self._rule(cls, item) for item in fields_of(cls))
+        return self._rules[cls]
+
+    def _rule(self, cls: type[Message], item: dataclasses.Field[Any]) -> Rule:
+        where = f"{cls.__name__}.{item.name}"
+        return Rule(
+            item=item,
+            name=item.name,
+            where=where,
+            kinds=kinds_of(cls)[item.name],
+            is_required=where in self.required,
+            is_agreed="agreed" in item.metadata and item.name in self.agreed,
+            shape=self.shape(item),
+            holds=item.metadata.get("holds"),
+            floats=_limits(item, MOST_FLOAT, self),
+            integers=_limits(item, MOST_INTEGER, self),
+        )
+
+    @cached_property
+    def _rules(self) -> dict[type[Message], tuple[Rule, ...]]:
+        return {}
+
+    @cached_property
+    def largest(self) -> dict[type[Message], int]:
+        """What `most_bytes` has found."""
+        return {}
 
 
 def form_of(module: nn.Module) -> Form:
@@ -72,8 +126,14 @@ def form_of(module: nn.Module) -> Form:
 
 def most_bytes(cls: type[Message], expected: Expected) -> int:
     """The most bytes that a message of this type can have."""
+    if cls not in expected.largest:
+        expected.largest[cls] = _most_bytes(cls, expected)
+    return expected.largest[cls]
+
+
+def _most_bytes(cls: type[Message], expected: Expected) -> int:
     total, kinds = HEADER, kinds_of(cls)
-    for item in dataclasses.fields(cls):
+    for item in fields_of(cls):
         if Tensor in kinds[item.name]:
             total += PER_ARRAY + most_bytes_of(item, "", expected)
         elif dict in kinds[item.name] and (expected.form is None or not item.metadata.get("of_model")):
@@ -133,68 +193,74 @@ def _check_shape(where: str, shape: tuple[int, ...], wanted: tuple[int, ...] | N
 
 def check(message: Message, expected: Expected) -> None:
     """Refuse fields that are missing, or without the declared type, shape, numbers or names."""
-    kinds = kinds_of(type(message))
-    for item in dataclasses.fields(message):
-        value = getattr(message, item.name)
-        where = f"{type(message).__name__}.{item.name}"
-        if value is None and where in expected.required:
-            raise BadMessage(f"{where} is missing, and the method needs it.")
-        if not isinstance(value, kinds[item.name]) or isinstance(value, bool) != (bool in kinds[item.name]):
-            wanted_kinds = " or ".join(kind.__name__ for kind in kinds[item.name])
-            raise BadMessage(f"{where} is a {type(value).__name__}: {wanted_kinds} is expected.")
-        if "agreed" in item.metadata and item.name in expected.agreed and value != expected.agreed[item.name]:
-            raise BadMessage(f"{where} differs from the server's: the public samples or the labels are not the same.")
-        if isinstance(value, str) and len(value) > LONGEST:
-            raise BadMessage(f"{where} has {len(value)} characters.")
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            _check_range(where, value, value, *_limits(item, isinstance(value, float), expected))
+    for rule in expected.rules(type(message)):
+        value = getattr(message, rule.name)
+        if value is None and rule.is_required:
+            raise BadMessage(f"{rule.where} is missing, and the method needs it.")
+        if not isinstance(value, rule.kinds) or isinstance(value, bool) != (bool in rule.kinds):
+            wanted_kinds = " or ".join(kind.__name__ for kind in rule.kinds)
+            raise BadMessage(f"{rule.where} is a {type(value).__name__}: {wanted_kinds} is expected.")
+        if rule.is_agreed and value != expected.agreed[rule.name]:
+            raise BadMessage(
+                f"{rule.where} differs from the server's: the public samples or the labels are not the same."
+            )
         if isinstance(value, Tensor):
-            _check_array(where, value, item, expected)
-        if isinstance(value, Mapping):
-            _check_mapping(where, value, item, expected)
+            _check_array(value, rule)
+        elif isinstance(value, str) and len(value) > LONGEST:
+            raise BadMessage(f"{rule.where} has {len(value)} characters.")
+        elif isinstance(value, float):
+            _check_range(rule.where, value, value, rule.floats)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            _check_range(rule.where, value, value, rule.integers)
+        elif isinstance(value, Mapping):
+            _check_mapping(value, rule, expected)
     if isinstance(message, Hello):
         _check_counts(message, expected)
 
 
-def _check_array(where: str, value: Tensor, item: dataclasses.Field[Any], expected: Expected) -> None:
-    _check_shape(where, tuple(value.shape), expected.shape(item))
-    if (holds := item.metadata.get("holds")) is not None and (holds == "floats") != value.is_floating_point():
-        raise BadMessage(f"{where} holds {value.dtype}: {holds} are expected.")
-    _check_numbers(where, value, item, expected)
+def _check_array(value: Tensor, rule: Rule) -> None:
+    _check_shape(rule.where, tuple(value.shape), rule.shape)
+    if rule.holds is not None and (rule.holds == "floats") != value.is_floating_point():
+        raise BadMessage(f"{rule.where} holds {value.dtype}: {rule.holds} are expected.")
+    _check_numbers(value, rule)
 
 
-def _check_mapping(where: str, parts: Mapping[str, Tensor], item: dataclasses.Field[Any], expected: Expected) -> None:
-    if item.metadata.get("whole") and expected.form is not None:
-        under_masks = item.metadata.get("holds") == "integers"
+def _check_mapping(parts: Mapping[str, Tensor], rule: Rule, expected: Expected) -> None:
+    if rule.item.metadata.get("whole") and expected.form is not None:
+        under_masks = rule.holds == "integers"
         sent = {key: (tuple(part.shape), part.is_floating_point()) for key, part in parts.items()}
         wanted = {key: (shape, is_float and not under_masks) for key, (shape, is_float) in expected.form.items()}
         if different := sorted({key for key, _ in sent.items() ^ wanted.items()}):
-            raise BadMessage(f"{where} is not of the client's architecture (for example {short(different[0])}).")
+            raise BadMessage(f"{rule.where} is not of the client's architecture (for example {short(different[0])}).")
     for part in parts.values():
-        _check_numbers(where, part, item, expected)
+        _check_numbers(part, rule)
 
 
-def _check_numbers(where: str, value: Tensor, item: dataclasses.Field[Any], expected: Expected) -> None:
+def _check_numbers(value: Tensor, rule: Rule) -> None:
     if value.numel() and value.dtype != torch.bool:
-        least, most = (end.item() for end in value.aminmax())
-        _check_range(where, least, most, *_limits(item, value.is_floating_point(), expected))
+        least, most = value.aminmax()
+        _check_range(rule.where, least.item(), most.item(), rule.floats if value.is_floating_point() else rule.integers)
 
 
-def _limits(item: dataclasses.Field[Any], is_float: bool, expected: Expected) -> tuple[float, float]:
+def _limits(item: dataclasses.Field[Any], widest: float, expected: Expected) -> tuple[float, float]:
     """The smallest and the largest number that a field may hold."""
-    widest = MOST_FLOAT if is_float else MOST_INTEGER
     below = expected.dimensions.get(item.metadata.get("below", ""))
     most = item.metadata.get("most", widest) if below is None else below - 1
     return item.metadata.get("least", -widest), most
 
 
-def _check_range(where: str, least: float, most: float, smallest: float, largest: float) -> None:
-    if any(isinstance(end, float) and not math.isfinite(end) for end in (least, most)):
+def _check_range(where: str, least: float, most: float, limits: tuple[float, float]) -> None:
+    smallest, largest = limits
+    if not (_is_finite(least) and _is_finite(most)):
         raise BadMessage(f"{where} holds values that are not finite.")
     if least < smallest:
         raise BadMessage(f"{where} is {_number(least)}: at least {smallest:g} is expected.")
     if most > largest:
         raise BadMessage(f"{where} is {_number(most)}: at most {largest:g} is expected.")
+
+
+def _is_finite(value: float) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)  # math.isfinite refuses huge integers
 
 
 def _check_counts(hello: Hello, expected: Expected) -> None:

@@ -6,7 +6,7 @@ A field says what it holds, so that the guard can check it and a codec can shrin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
 from torch import Tensor
@@ -45,6 +45,16 @@ class Message:
 
 
 M = TypeVar("M", bound=Message)
+
+
+def fields_of(cls: type[Message]) -> tuple[Field[Any], ...]:
+    """The fields of a type of message, which `dataclasses.fields` would gather anew for every message."""
+    if cls not in _fields:
+        _fields[cls] = fields(cls)
+    return _fields[cls]
+
+
+_fields: dict[type[Message], tuple[Field[Any], ...]] = {}
 
 
 def number(least: float, most: float, optional: bool = False) -> Any:
