@@ -77,7 +77,7 @@ def renamed(text: str, names: dict[str, str]) -> str:
 @pytest.fixture
 def lent(kept: Path, tmp_path: Path) -> Path:
     """A table with other names for the same experiments, without runs and corpus, and the lines of the first."""
-    theirs = tmp_path / "evidence" / "shops" / "first.jsonl"
+    theirs = tmp_path / "evidence" / "adafd" / "table1.jsonl"
     theirs.parent.mkdir(parents=True)
     shutil.copy(kept / "evidence" / "tiny.jsonl", theirs)
     write(tmp_path, tmp_path / "nowhere.csv", renamed(CURVES, OTHER_NAMES))
@@ -86,7 +86,7 @@ def lent(kept: Path, tmp_path: Path) -> Path:
 
 def alter(folder: Path, change: Callable[[dict[str, Any]], object], *rows: str) -> None:
     """Change the lines of the other table, all or those of some rows."""
-    path = folder / "evidence" / "shops" / "first.jsonl"
+    path = folder / "evidence" / "adafd" / "table1.jsonl"
     every = [json.loads(line) for line in path.read_text().splitlines()]
     for line in every:
         if not rows or line["row"] in rows:
@@ -216,7 +216,7 @@ def test_runs_that_another_table_shows_too_are_not_done_again(
     for line in lines(lent):
         experiment = own[line["row"], line["seed"]]  # type: ignore[index]
         assert (line["group"], line["name"]) == ("scarce", experiment.name)
-        assert (line["experiment"], line["shared_with"]) == (fingerprint(experiment), "shops/first")
+        assert (line["experiment"], line["shared_with"]) == (fingerprint(experiment), "adafd/table1")
         numbers, theirs = (
             {key: value for key, value in each.items() if key not in OF_A_TABLE}
             for each in (line, first[line["row"], line["seed"]])  # type: ignore[index]
@@ -227,7 +227,7 @@ def test_runs_that_another_table_shows_too_are_not_done_again(
     tables = [[line for line in text.splitlines() if line.startswith(("|", "**"))] for text in (written, model)]
     assert len(tables[0]) > 10
     assert tables[0] == tables[1]
-    sentence = "- 9 of them are runs of shops/first too: the same experiments."
+    sentence = "- 9 of them are runs of adafd/table1 too: the same experiments."
     assert sentence in written
     assert sentence not in model
 
@@ -243,16 +243,29 @@ def test_a_line_of_another_experiment_is_not_taken(lent: Path) -> None:
     "spoil",
     [
         lambda line: line["by_round"]["test"].pop("macro_f1"),
+        lambda line: line["by_round"].pop("test/toys"),
         lambda line: line.pop("losses"),
         lambda line: line.update(scale="paper"),
         lambda line: line.update(seed=7),
     ],
-    ids=["without a metric of the table", "without losses for a figure", "of another scale", "of another seed"],
+    ids=[
+        "without a metric",
+        "without a split of the curves",
+        "without losses for a figure",
+        "of another scale",
+        "of another seed",
+    ],
 )
 def test_a_line_that_does_not_serve_is_not_taken(lent: Path, spoil: Callable[[dict[str, Any]], object]) -> None:
     alter(lent, spoil, "FedAvg")
     assert taken(lent) == 6
     assert {line["row"] for line in lines(lent)} == {"By itself", "AdaFD"}
+
+
+def test_other_files_of_the_folder_are_left_alone(lent: Path) -> None:
+    (lent / "evidence" / "data").mkdir()
+    (lent / "evidence" / "data" / "train.jsonl").write_text('{"text": "no line of ours"}\n')
+    assert taken(lent) == 9
 
 
 def test_a_table_without_curves_takes_lines_without_losses(lent: Path) -> None:

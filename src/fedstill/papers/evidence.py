@@ -14,6 +14,7 @@ from typing import Any
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.files import write_whole
+from fedstill.common.words import counted
 from fedstill.config.experiment import Experiment
 from fedstill.config.source import Source
 from fedstill.papers.communication import Account
@@ -21,7 +22,7 @@ from fedstill.papers.curves import by_step, curve, losses, weights
 from fedstill.papers.grid import Grid, GridRun, cell_run, check_scale, selected
 from fedstill.papers.kept import KeptRun
 from fedstill.papers.machine import machine_of
-from fedstill.papers.recipe import Recipe, read_recipe
+from fedstill.papers.recipe import Recipe, read_recipe, recipe_path
 from fedstill.papers.side_by_side import Outcomes, setting
 from fedstill.results.record import Record
 from fedstill.results.runs import POOLED, Run
@@ -129,6 +130,7 @@ def borrow(grid: Grid, evidence: Evidence) -> int:
     if grid.recipe.table == "communication":  # what was sent is counted for that table alone
         return 0
     own, others = _own_lines(evidence), _lines_of_others(grid, evidence)
+    names = sorted({other for other, _ in others})
     found = dict[Key, Line]()
     known = dict[str, Line]()
     for run in grid.runs:
@@ -139,7 +141,7 @@ def borrow(grid: Grid, evidence: Evidence) -> int:
         key = grid.scale, run.group, run.row, name, seed
         if Record(run.folder).is_finished or (key in own and own[key]["experiment"] == _hash(settings)):
             continue
-        for other in sorted({other for other, _ in others}):
+        for other in names:
             line = others.get((other, seed))
             if line is not None and line["experiment"] == _hash({**settings, "name": line["name"]}):
                 place = {"group": run.group, "row": run.row, "columns": list(run.columns), "name": name}
@@ -152,19 +154,24 @@ def borrow(grid: Grid, evidence: Evidence) -> int:
 
 def _lines_of_others(grid: Grid, evidence: Evidence) -> dict[tuple[str, int], Line]:
     """By a name for a run and its seed: the other recipes' lines of this scale that hold all that this table shows."""
-    shown = {metric for column in grid.recipe.columns.values() for _, metric in column.shows}
     found = dict[tuple[str, int], Line]()
     for path in sorted(evidence.folder.glob("*/*.jsonl")):
         recipe = path.relative_to(evidence.folder).with_suffix("").as_posix()
-        if path == evidence.lines:
+        if path == evidence.lines or recipe_path(recipe) is None:  # somebody's data are no lines of ours
             continue
         for _, line in _read(path):
-            # Figures draw losses, which lines of earlier versions lack.
-            has_losses = "losses" in line or grid.recipe.table != "curves"
-            is_whole = has_losses and shown <= set(line["by_round"].get(POOLED, {}))
-            if line["scale"] == grid.scale and is_whole:
+            if line["scale"] == grid.scale and _holds(line, grid.recipe):
                 found[f"{recipe} {line['name']}", line["seed"]] = {"shared_with": recipe} | line
     return found
+
+
+def _holds(line: Line, recipe: Recipe) -> bool:
+    """Whether a line has the metrics that a table shows and, where it draws curves, the splits and the losses."""
+    shown = {metric for column in recipe.columns.values() for _, metric in column.shows}
+    curves = {column.shows[0] for column in recipe.columns.values()} if recipe.table == "curves" else set()
+    is_drawn = "losses" in line or not curves  # lines of earlier versions lack them
+    by_round = line["by_round"]
+    return is_drawn and shown <= set(by_round.get(POOLED, {})) and all(m in by_round.get(s, {}) for s, m in curves)
 
 
 def already_kept(grid: Grid, evidence: Evidence) -> dict[Path, KeptRun]:
@@ -392,7 +399,7 @@ def origins(grid: Grid, outcomes: Outcomes, evidence: Evidence) -> list[str]:
     made = Counter((run.device, run.commit) for run in runs)
     shared = Counter(run.shared_with for run in runs if run.shared_with)
     return [
-        *(f"{many} runs on {device}, fedstill {commit}." for (device, commit), many in sorted(made.items())),
+        *(f"{counted(many, 'run')} on {device}, fedstill {commit}." for (device, commit), many in sorted(made.items())),
         *(f"{many} of them are runs of {recipe} too: the same experiments." for recipe, many in sorted(shared.items())),
         f"A run took {fmean(run.seconds for run in runs):.0f} s on average, beside others on the same machine.",
         f"Made from {evidence.lines.name} by `{evidence.command} --from {evidence.folder.name}`, without training; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -55,6 +56,8 @@ COUNTED: Mapping[str, Callable[[Grid], tuple[SideBySide, list[str]]]] = {
     "statistics": statistics,
 }
 """Tables that are read from the corpora, with remarks."""
+TIMES = re.compile(r" \(\d+x\)$")
+"""How often a run says a note."""
 
 
 def reproduce(
@@ -299,11 +302,21 @@ def _curves(grid: Grid, outcomes: Outcomes, path: Path | None) -> tuple[SideBySi
 
 
 def _notes(grid: Grid, outcomes: Outcomes) -> list[str]:
-    """The runs' notes, each once per method."""
-    remarks = [
-        f"{run.row}: {note}" for run in grid.runs if isinstance(end := outcomes[run.folder], Run) for note in end.notes
+    """The runs' notes: what is said of several parties of a method in one sentence, with the number of runs."""
+    parties, runs = dict[tuple[str, str], dict[str, None]](), dict[tuple[str, str], set[Path]]()
+    for run in grid.runs:
+        if not isinstance(end := outcomes[run.folder], Run):
+            continue
+        for note in end.notes:
+            who, _, what = TIMES.sub("", note).partition(" ")
+            known = who in end.client_names or who == "server"
+            said = run.row, what if known else f"{who} {what}".strip()
+            parties.setdefault(said, {}).update({who: None} if known else {})
+            runs.setdefault(said, set()).add(run.folder)
+    return [
+        f"{row}: {', '.join(sorted(who))}{': ' if who else ''}{what} ({counted(len(runs[row, what]), 'run')})"
+        for (row, what), who in parties.items()
     ]
-    return list(dict.fromkeys(remarks))
 
 
 def _reasons(runs: Sequence[GridRun], failures: Outcomes) -> list[str]:
