@@ -1,6 +1,6 @@
 """How AdaFD's default was chosen: candidates over federations of several corpora, measured on validation rows only.
 
-    python scripts/choose_default.py run STAGE --data FOLDER [--seeds 5 6] [--jobs 16]    # adds lines, makes the page
+    python scripts/choose_default.py run STAGE --data FOLDER [--seeds 5 6] [--jobs 16] [--only NAME]   # adds lines, makes the page
     python scripts/choose_default.py page                                                # makes the page again
 
 FOLDER holds amazon, agnews, dbpedia and glue, as fedstill's corpora read them. Stages 1 to 3 follow each other: each
@@ -237,14 +237,13 @@ def run_one(job: Job) -> dict[str, Any]:
         }  # fmt: skip
 
 
-def run_all(stage: int, data: Path, seeds: Sequence[int], jobs: int) -> None:
+def run_all(stage: int, data: Path, seeds: Sequence[int], jobs: int, candidates: Sequence[str]) -> None:
     """Every candidate in every federation, with every seed; a line each, as they end."""
-    todo = [
-        (stage, where, each, seed, str(data)) for seed in seeds for where in WHERE[stage] for each in CANDIDATES[stage]
-    ]
+    todo = [(stage, where, each, seed, str(data)) for seed in seeds for where in WHERE[stage] for each in candidates]
     with multiprocessing.get_context("spawn").Pool(jobs) as pool, LINES.open("a") as file:
         for number, line in enumerate(pool.imap_unordered(run_one, todo), 1):
             file.write(json.dumps(line) + "\n")
+            file.flush()
             print(f"{number}/{len(todo)} {line['federation']}: {line['candidate']}", flush=True)
 
 
@@ -345,10 +344,11 @@ def main() -> None:
     run.add_argument("--data", type=Path, required=True)
     run.add_argument("--seeds", type=int, nargs="+", default=[5, 6])
     run.add_argument("--jobs", type=int, default=1)
+    run.add_argument("--only", nargs="+", metavar="CANDIDATE")
     commands.add_parser("page")
     given = parser.parse_args()
     if given.command == "run":
-        run_all(given.stage, given.data, given.seeds, given.jobs)
+        run_all(given.stage, given.data, given.seeds, given.jobs, given.only or list(CANDIDATES[given.stage]))
     lines = [json.loads(line) for line in LINES.read_text().splitlines()]
     PAGE.write_text(page(lines))
     print(f"written: {PAGE.relative_to(ROOT)}", file=sys.stderr)
