@@ -1,11 +1,12 @@
 """How AdaFD's default was chosen: candidates over federations of several corpora, measured on validation rows only.
 
-    python scripts/choose_default.py run STAGE --data FOLDER [--seeds 5 6] [--jobs 16] [--only NAME]   # adds lines, makes the page
-    python scripts/choose_default.py page                                                # makes the page again
+    python scripts/choose_default.py run STAGE --data FOLDER [--seeds 5 6] [--jobs 16] [--only CANDIDATE ...]
+    python scripts/choose_default.py page
 
-FOLDER holds amazon, agnews, dbpedia and glue, as fedstill's corpora read them. Stages 1 to 3 follow each other: each
-keeps the better candidates of the one before and takes fresh seeds. Stage 4 changes one thing at a time in the paper's
-equations. Stage 5 measures what was chosen as users have it. `evidence/default.jsonl` has a line a run.
+The first adds lines and makes the page, the second makes the page again. FOLDER holds amazon, agnews, dbpedia and glue,
+as fedstill's corpora read them. Stages 1 to 3 follow each other: each keeps the better candidates of the one before and
+takes fresh seeds. Stage 4 changes one thing at a time in the paper's equations. Stage 5 measures what was chosen as
+users have it. `evidence/default.jsonl` has a line a run.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from fedstill import Record
 from fedstill.papers.grid import GridRun
 from fedstill.papers.parallel import attempt, run_all
@@ -37,6 +39,25 @@ class Signed(LogitAvg):
 """
 
 
+FULL = """
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from fedstill import LogitAvg
+
+@dataclass(frozen=True)
+class Full(LogitAvg):
+    times: int = 1
+
+    def server(self, me, ups):
+        file = Path(__file__).parent / f"tried-{me.around.seed}"
+        file.write_text(file.read_text() + f"{os.getpid()} " if file.exists() else f"{os.getpid()} ")
+        if len(file.read_text().split()) <= self.times:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        return super().server(me, ups)
+"""
+
+
 def with_algorithm(run: GridRun, name: str) -> GridRun:
     return replace(run, experiment=run.experiment.model_copy(update={"algorithm": {"name": name}}))
 
@@ -64,6 +85,22 @@ def test_a_process_does_one_run_after_another_each_as_if_it_were_the_first(revie
     alone = replace(runs[-1], folder=tmp_path / "alone")
     assert attempt(alone) is None
     assert Record(alone.folder).summary["scores"] == Record(runs[-1].folder).summary["scores"]
+
+
+@pytest.mark.parametrize("times", [1, 9])
+def test_a_run_that_finds_a_card_full_is_tried_once_more_by_another_process(
+    reviews: Path, tmp_path: Path, times: int
+) -> None:
+    (tmp_path / "full.py").write_text(FULL)
+    run = next(iter(tiny_grid(reviews, tmp_path / "out", seeds=1).runs))
+    chosen = {"name": f"{tmp_path}/full.py:Full", "times": times}
+    run = replace(run, experiment=run.experiment.model_copy(update={"algorithm": chosen}))
+    (end,) = run_all([run], at_once=2)
+    assert (end.reason is None) == (times == 1)
+    assert end.reason is None or "CUDA out of memory" in end.reason
+    tried = (tmp_path / "tried-0").read_text().split()
+    assert len(set(tried)) == 2  # and one more round by the second, where that went well
+    assert len(tried) == (3 if times == 1 else 2)
 
 
 def test_an_attempt_goes_on_where_the_same_experiment_stopped_and_begins_again_when_forced(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import threading
 import time
@@ -25,6 +26,9 @@ from fedstill.papers.grid import GridRun
 from fedstill.papers.machine import note_machine
 from fedstill.results.record import Record
 
+FULL = re.compile("CUDA.*out of memory")
+"""What torch says when a card has not enough memory left."""
+
 
 class EndedRun(NamedTuple):
     """What came of a run; `reason` says why it failed."""
@@ -41,9 +45,11 @@ def run_all(
 ) -> Iterator[EndedRun]:
     """Every run as it ends; whoever stops listening, by Ctrl-C too, ends those that still run.
 
-    The processes have the variables of `environment` besides this process's.
+    A run that finds a card's memory full goes on once more when the others are done, beside fewer. The processes have
+    the variables of `environment` besides this process's.
     """
     waiting, idle, busy = deque(runs), list[_Worker](), dict[Connection, tuple[_Worker, GridRun, float]]()
+    again = set[Path]()
     try:
         while waiting or busy:
             while waiting and len(busy) < at_once:
@@ -56,8 +62,15 @@ def run_all(
                 now = time.monotonic()
                 others = {other.folder: now - since for _, other, since in busy.values()}
                 reason, lives = worker.hear()
-                if lives:
+                if reason is None:
                     idle.append(worker)
+                elif lives:  # what a failure leaves behind on a card can make every other run of the process fail
+                    stop([worker.process])
+                if reason is not None and FULL.search(reason) and run.folder not in again:
+                    again.add(run.folder)
+                    waiting.append(run)
+                    at_once = max(1, at_once - max(1, at_once // 4))
+                    continue
                 yield EndedRun(run, reason, now - started, others)
     finally:
         stop([worker.process for worker in (*idle, *(each for each, _, _ in busy.values()))])
@@ -69,6 +82,10 @@ def attempt(run: GridRun, force: bool = False, tell: Tell = tell_nobody) -> str 
     try:
         runner.begin_or_finish(run.experiment, run.folder, force, tell)
     except FedstillError as error:
+        return str(error)
+    except RuntimeError as error:
+        if FULL.search(str(error)) is None:
+            raise
         return str(error)
     if not was_finished:
         note_machine(run.folder, run.experiment.device)

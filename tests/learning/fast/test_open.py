@@ -116,8 +116,8 @@ def test_a_round_later_the_same_graphs_serve_other_models() -> None:
     first, second = ([stepping(seed=seed) for seed in seeds] for seeds in ((0, 1), (2, 3)))
     meet([conversation(m, seed, []) for seed, m in enumerate(first)])
     kept = [p.detach().clone() for m in first for p in m.parameters()]
-    stacks = [id(stack) for stack in STACKS.values()]
+    stacks = {id(stack) for stack in STACKS.values()}
     gc.collect()  # a stack is free when its phases are gone
     meet([conversation(m, seed, []) for seed, m in enumerate(second)])
-    assert [id(stack) for stack in STACKS.values()] == stacks
+    assert {id(stack) for stack in STACKS.values()} == stacks
     assert all(torch.equal(a, p) for a, p in zip(kept, (p for m in first for p in m.parameters()), strict=True))
