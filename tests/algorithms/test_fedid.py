@@ -103,7 +103,7 @@ def feedback_gradient(scene, algorithm, lesson, name):
     logits = scene.logits(me, dict(me.model.module.named_parameters()), scene.bench.public)
     phase = me.phase("converse", 1)
     phase.taken = 1  # no measurement of norms here
-    loss = algorithm.client_step(me, Heard(name, me.size / lesson.total, lesson, 0, ALL, me.predict()), logits)
+    loss = algorithm.client_step(me, Heard(name, me.size / lesson.total, lesson, 0, slice(12), me.predict()), logits)
     return parameters, torch.autograd.grad(loss, parameters, allow_unused=True)
 
 

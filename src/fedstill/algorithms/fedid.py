@@ -113,22 +113,23 @@ class FedID(Algorithm):
         changes: dict[str, object] = {"restart": "batch"} if self.is_released else {}
         if rate != 1:
             changes["rate"] = rate * (me.spec.distill.rate or me.model.rate)
-        return me.phase("converse", steps, me.spec.distill.model_copy(update=changes))
+        return me.phase("converse", steps, me.spec.distill.model_copy(update=changes) if changes else None)
 
     def teach(self, me: Server, last: Lesson, rows: Tensor, ups: Replies[Scores], judges: Iterator[Ints]) -> Lesson:
         """Take a step on the ensemble of every batch of the exchange; the lesson tells how much each helped."""
-        own = ups.change("logits", LABELS[self.ensemble])
-        y = own.blend("logits", ups.shares, "logits" if self.ensemble == "logits" else "probabilities")  # Eq. 10
+        said, sizes, shares = ups.column("logits"), ups.sizes, ups.shares
+        parts = LABELS[self.ensemble](said)
+        y = ups.blended(parts, shares, "logits" if self.ensemble == "logits" else "probabilities")  # Eq. 10
         y = y.softmax(-1) if self.ensemble == "logits" else y
         labelled, phase, worth = me.labelled_rows(), self._phase(me, last.steps), []
-        for batch in torch.split(torch.arange(len(rows)), last.batch):
+        for batch in _batches(len(rows), last.batch):
             judge = labelled.pick(next(judges))
-            step = Step(phase, rows[batch], y[batch], own.rows("logits", batch), judge, self.is_released)
+            step = Step(phase, rows[batch], y[batch], parts[:, batch], shares, judge, self.is_released)
             worth.append(self.teaching.measure(step))  # Eqs. 11 and 12
         me.tell("converse", me.spec.distill.epochs, phase.taken, phase.steps, math.nan)
         refuse_divergence(me.name, torch.cat([value.flatten() for value in worth]))
-        ensemble = ups.blend("logits", ups.shares) if self.ensemble != "probabilities" else y.clamp(min=1e-30).log()
-        return replace(last, total=int(ups.sizes.sum()), ensemble=ensemble, **self.teaching.told(worth, ups))
+        ensemble = ups.blended(said, shares) if self.ensemble != "probabilities" else y.clamp(min=1e-30).log()
+        return replace(last, total=int(sizes.sum()), ensemble=ensemble, **self.teaching.told(worth, ups))
 
     def practise(self, me: Client, nothing: None) -> Done:
         me.train()  # Eq. 4
@@ -157,7 +158,7 @@ class FedID(Algorithm):
         """Eq. 15, one step per batch."""
         asked, said = me.memory.arrays["asked"], me.memory.arrays["said"]
         phase = self._phase(me, lesson.steps, self.client_rate)
-        for number, rows in enumerate(torch.split(torch.arange(len(asked)), lesson.batch)):
+        for number, rows in enumerate(_batches(len(asked), lesson.batch)):
             heard = Heard(me.name, me.size / lesson.total, lesson, number, rows, said[rows])
             own = self._rehearsed(me, phase) if self.rehearsal else None
             phase.step(asked[rows], partial(self.client_step, me, heard, own=own), own)
@@ -199,3 +200,8 @@ class FedID(Algorithm):
         is_theirs = self.rehearsal == 0 and self.client_rate == self.strength == 1
         reading = (" as released" if is_theirs else " (released)") if self.is_released else ""
         return f"FedID{reading}{rehearsing}"
+
+
+def _batches(rows: int, size: int) -> Iterator[slice]:
+    """The positions of each batch of an exchange about so many rows."""
+    return (slice(start, start + size) for start in range(0, rows, size))

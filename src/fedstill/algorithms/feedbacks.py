@@ -15,8 +15,7 @@ from fedstill.data.examples import Labelled
 from fedstill.learning.influence import Moment, differentiable, gradient
 from fedstill.learning.losses import hard, probability_ce
 from fedstill.learning.phases import Phase
-from fedstill.wire.messages import MOST_ROWS, BadMessage, Message, Scores, array, number, opinions
-from fedstill.wire.replies import Replies
+from fedstill.wire.messages import MOST_ROWS, BadMessage, Message, array, number, opinions
 
 LARGEST = float(torch.finfo(torch.float32).max)
 
@@ -58,8 +57,10 @@ class Step:
     phase: Phase
     rows: Tensor
     y: Tensor
-    opinions: Replies[Scores]
-    """Each client's part of y, which is their weighted mean."""
+    parts: Tensor
+    """Each client's part of y [K, B, C], which is their weighted mean."""
+    shares: Tensor
+    """n_k/n of these clients."""
     labelled: Labelled
     train_mode: bool = False
     """Whether the loss on the labelled rows is measured with dropout."""
@@ -91,7 +92,7 @@ class Heard:
     lesson: Lesson
     number: int
     """Of the batch in the lesson."""
-    rows: Tensor
+    rows: slice
     """The positions of the batch in the lesson."""
     said: Tensor
 
@@ -153,7 +154,7 @@ class PerClient(Feedback):
 
     def measure(self, step: Step) -> Tensor:
         slope = step.slope()
-        return -step.opinions.shares.to(slope) * (step.opinions.column("logits").to(slope) * slope).sum((1, 2))
+        return -step.shares.to(slope) * (step.parts.to(slope) * slope).sum((1, 2))
 
     def told(self, worth: list[Tensor], clients: Iterable[str]) -> dict[str, Any]:
         return {"credits": dict(zip(clients, torch.stack(worth, 1), strict=True))}

@@ -22,6 +22,7 @@ from fedstill.wire.robust import (
     agreement,
     capped,
     copies,
+    correlations_of,
     filtered,
     median,
     weighted_median,
@@ -205,8 +206,10 @@ class Agreement(Blend):
 
     def opinions(self, values: Tensor, weights: Tensor, holds: Holds, about: About) -> Tensor:
         quiet = _not_too_loud(values, holds)
-        said = probabilities(quiet, holds)
-        trusted = weights * _beside(self.trust(agreement(said, self.share), about) / copies(said), weights)
+        said = _distributions(quiet, holds)
+        correlations = correlations_of(said)
+        trust = self.trust(agreement(said, correlations, self.share), about)
+        trusted = weights * _beside(trust / copies(said, correlations), weights)
         total = trusted.sum(0)
         shares = about.cap(torch.where(total > 0, trusted / total.clamp(min=1e-300), weights))
         blend = (quiet * shares).sum(0)
@@ -218,10 +221,11 @@ class Agreement(Blend):
         Who lied once has learnt from the others' answer by the next round, and agrees better while it still lies. So
         the sum never rises above zero, and by one at most: trust is lost at once and regained slowly.
         """
-        for client, margin in zip(about.clients, margins.tolist(), strict=True):
-            before = float(about.memory.get(client, torch.zeros(1, dtype=torch.float64)))
-            about.memory[client] = torch.tensor([min(0.0, before + min(margin, 1.0))], dtype=torch.float64)
-        return (torch.cat([about.memory[client] for client in about.clients]) >= -DEVIATIONS).double()
+        before = (float(about.memory[client]) if client in about.memory else 0.0 for client in about.clients)
+        sums = [min(0.0, was + min(margin, 1.0)) for was, margin in zip(before, margins.tolist(), strict=True)]
+        now = torch.tensor(sums, dtype=torch.float64)
+        about.memory.update(zip(about.clients, torch.split(now, 1), strict=True))
+        return (now >= -DEVIATIONS).double()
 
     def models(self, models: Models, weights: Tensor, about: About) -> dict[str, Tensor]:
         return Clipped().models(models, weights, about)
@@ -289,9 +293,11 @@ def make(spec: str | Mapping[str, Any]) -> Blend:
 
 def probabilities(values: Tensor, holds: Holds) -> Tensor:
     """Opinions as distributions, whatever their numbers are."""
-    if holds == "logits":
-        return _finite(values).softmax(-1)
-    return _normalised(_finite(values).clamp(0.0, 1.0))
+    return _distributions(_finite(values), holds)
+
+
+def _distributions(finite: Tensor, holds: Holds) -> Tensor:
+    return finite.softmax(-1) if holds == "logits" else _normalised(finite.clamp(0.0, 1.0))
 
 
 def spoken(blend: Tensor, holds: Holds) -> Tensor:

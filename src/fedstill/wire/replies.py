@@ -70,7 +70,8 @@ class Replies(Mapping[str, M], Generic[M]):
     @property
     def shares(self) -> Tensor:
         """n_k/n of the clients that answered, none above the experiment's `max_share`."""
-        return self.cap(self.sizes / self.sizes.sum())
+        sizes = self.sizes
+        return self.cap(sizes / sizes.sum())
 
     def cap(self, weights: Tensor) -> Tensor:
         """Weights [K, ...] with none above the experiment's `max_share`; blends do this themselves."""

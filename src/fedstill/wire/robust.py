@@ -97,19 +97,21 @@ def _by_weight(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 def capped(weights: Tensor, most: float) -> Tensor:
     """Weights [K, ...] of which none is above `most`; what is above goes to the others, in proportion to theirs."""
-    most, over, result = max(most, 1 / len(weights)), torch.zeros_like(weights, dtype=torch.bool), weights
-    while bool((result > most + DUST).any()):
-        over = over | (result > most + DUST)
+    most, result = max(most, 1 / len(weights)), weights
+    over = found = result > most + DUST
+    while bool(found.any()):
+        over = over | found
         others = weights.where(~over, 0.0)
         total, many = others.sum(0), (~over).double().sum(0).clamp(min=1)
         # Others that weigh nothing at all, as beside a loss of minus infinity, share alike.
         shares = torch.where(total > 1e-200, others / total.clamp(min=1e-200), 1.0 / many)
         spread = torch.where(over, most, (1 - most * over.double().sum(0)).clamp(min=0) * shares)
         result = torch.where(over.any(0), spread, result)
+        found = result > most + DUST
     return result
 
 
-def agreement(opinions: Tensor, share: float) -> Tensor:
+def agreement(opinions: Tensor, correlations: Tensor, share: float) -> Tensor:
     """How far each client's agreement with the majority is above what is needed, [K]; the unit is the standard
     deviation of a correlation by chance.
 
@@ -119,15 +121,14 @@ def agreement(opinions: Tensor, share: float) -> Tensor:
     client says is then compared with all of them: its mean correlation needs to be `share` of their median.
     """
     clients, samples, classes = opinions.shape
-    nothing = torch.zeros(clients, dtype=torch.float64)
     if clients < 3:
-        return nothing
+        return torch.zeros(clients, dtype=torch.float64)
     deviation = 1 / math.sqrt(samples * max(classes - 1, 1))
-    correlations, itself = _correlations(opinions), torch.eye(clients, dtype=torch.bool)
+    itself = torch.eye(clients, dtype=torch.bool)
     agrees = correlations.masked_fill(itself, -torch.inf).sort(1, descending=True).values[:, clients // 2 - 1]
     median = agrees.sort(descending=True).values[: clients // 2 + 1].median()
     if median <= DEVIATIONS * deviation:
-        return nothing  # nobody agrees with anybody: there is no majority yet
+        return torch.zeros(clients, dtype=torch.float64)  # nobody agrees with anybody: there is no majority yet
     for _ in range(clients):
         majority = agrees >= share * median - DEVIATIONS * deviation
         others = majority & ~itself
@@ -138,16 +139,19 @@ def agreement(opinions: Tensor, share: float) -> Tensor:
     return (agrees - share * median) / deviation
 
 
-def copies(opinions: Tensor) -> Tensor:
+def copies(opinions: Tensor, correlations: Tensor) -> Tensor:
     """How many clients say the same as each; 1 where honest ones may, too: the majority, and votes of 0 or 1."""
+    found = (correlations > COPY).sum(1).clamp(min=1)
+    if int(found.max()) == 1:
+        return found
     are_votes = (opinions.amax(-1) > COPY).all(1)
-    found = (_correlations(opinions) > COPY).sum(1).clamp(min=1)
     return torch.where(are_votes | (2 * found > len(opinions)), 1, found)
 
 
-def _correlations(opinions: Tensor) -> Tensor:
+def correlations_of(opinions: Tensor) -> Tensor:
     """Of every two clients, [K, K]."""
-    centred = (opinions.double() - opinions.double().mean(1, keepdim=True)).flatten(1)
+    values = opinions.double()
+    centred = (values - values.mean(1, keepdim=True)).flatten(1)
     unit = centred / centred.norm(dim=1, keepdim=True).clamp(min=1e-300)
     return torch.as_tensor(unit @ unit.T)
 
