@@ -33,6 +33,8 @@ class Books:
 
     def take(self, party: str, metrics: list[dict[str, Any]], notes: list[str]) -> None:
         """Write a party's measurements and notes, always under its own name; empties both lists."""
+        if not metrics and not notes:
+            return
         measured = [metric | {"party": party} for metric in metrics]
         self.journal.write("metrics", measured)
         for metric in measured:

@@ -157,9 +157,8 @@ class Conductor:
     ) -> tuple[dict[str, Message], list[Failure]]:
         """The usable replies by client, and the failures of all other clients; `more` is for the calls' envelopes."""
         calls = self.crossing.calls(verb, message, names, self.round, more)
-        self.engine.largest = max(
-            (self.crossing.most_bytes(name, verb, asked_of(message, name)) for name in names), default=0
-        )
+        asked = asked_of(message, names)
+        self.engine.largest = max((self.crossing.most_bytes(name, verb, asked[name]) for name in names), default=0)
         with self.clock.spent("clients"):
             replies = self.engine.deliver(calls, self.round)
         if verb == "turn" and self._is_saved(self.round) and self.saved_soon != self.round:
@@ -175,7 +174,7 @@ class Conductor:
                 continue
             try:
                 raw, slip = Slip.take_off(outcome)
-                parcel = self.crossing.reply(raw, name, verb, self.round, asked_of(message, name))
+                parcel = self.crossing.reply(raw, name, verb, self.round, asked[name])
                 assert parcel.message is not None
                 if isinstance(parcel.message, Hello):
                     self._examine(name, parcel.message)
@@ -190,12 +189,14 @@ class Conductor:
             self.books.take(name, parcel.envelope["metrics"], parcel.envelope["notes"])
         self.clock.account(slips)
         if self.faults.chosen:
-            self._let_lie(verb, message, messages, failures)
+            self._let_lie(verb, asked, messages, failures)
         self.crossing.forget(failure.client for failure in failures)
         self.engine.judge(messages, failures)
         return messages, failures
 
-    def _let_lie(self, verb: str, asked: Answers, messages: dict[str, Message], failures: list[Failure]) -> None:
+    def _let_lie(
+        self, verb: str, asked: Mapping[str, int], messages: dict[str, Message], failures: list[Failure]
+    ) -> None:
         """Put what liars say in place of their replies; the guard looks at it as at any other reply."""
         memory = self.server.memory.mappings.setdefault("faults", {})
         lies = self.faults.act(verb, self.round, messages, self.plan.agreement.types, memory)
@@ -205,7 +206,7 @@ class Conductor:
                 failures.append(lie)
                 continue
             try:
-                self.crossing.guard(lie, name, verb, asked_of(asked, name))
+                self.crossing.guard(lie, name, verb, asked[name])
                 messages[name] = lie
             except BadMessage as error:
                 failures.append(Failure(name, str(error)))

@@ -96,8 +96,9 @@ def share_out(plan: Plan, most: int) -> list[list[str]]:
 
 def answer_all(host: Host, requests: Sequence[Request]) -> Iterator[tuple[Request, Outcome]]:
     """Requests with a host's outcomes; clients that can learn on a GPU at the same time do."""
-    for start in range(0, len(requests), host.at_once):
-        group = requests[start : start + host.at_once]
+    many = host.at_once
+    for start in range(0, len(requests), many):
+        group = requests[start : start + many]
         host.meeting = {request.client for request in group}
         works = [partial(outcome, host.answer, request) for request in group]
         replies = meet(works) if len(works) > 1 else [works[0]()]

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,14 +32,13 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 ORDER = {dtype: place for place, dtype in enumerate(NAMES)}
 WIDTHS = {name: dtype.itemsize for name, dtype in DTYPES.items()}
-MOST_DIMENSIONS = 8
+MOST_DIMENSIONS, LARGEST = 8, 1 << 40
 SIZE = 8
 """The first bytes of a blob, which say how long its header is."""
 AS_TEXT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-@dataclass(frozen=True)
-class Declared:
+class Declared(NamedTuple):
     """What the header says about one tensor."""
 
     dtype: str
@@ -62,8 +60,9 @@ def pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[b
     for name, value in sorted(tensors.items(), key=lambda item: (ORDER[item[1].dtype], item[0])):
         start, end = end, end + value.nbytes
         header[name] = {"dtype": NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        numbers.append(memoryview(flat.view(torch.uint8).numpy()))  # type: ignore[arg-type]
+        flat = value.detach().cpu().contiguous().view(-1)
+        flat = flat.view(torch.int16) if flat.dtype == torch.bfloat16 else flat  # numpy has no bfloat16
+        numbers.append(memoryview(flat.numpy()))  # type: ignore[arg-type]
     text = AS_TEXT(header).encode()
     text += b" " * (-len(text) % 8)
     return [len(text).to_bytes(SIZE, "little") + text, *numbers]
@@ -94,7 +93,7 @@ def declared_in(header: Mapping[str, Any]) -> dict[str, Declared]:
         dtype, shape = about["dtype"], about["shape"]
         if dtype not in WIDTHS:
             raise ValueError(f"{name[:60]} holds {str(dtype)[:20]}, which cannot be sent")
-        if len(shape) > MOST_DIMENSIONS or not all(type(size) is int and 0 <= size < 1 << 40 for size in shape):
+        if len(shape) > MOST_DIMENSIONS or any(type(size) is not int or not 0 <= size < LARGEST for size in shape):
             raise ValueError(f"{name[:60]} has {len(shape)} dimensions, or one without a size")
         found[name] = Declared(dtype, tuple(shape))
     return found
@@ -110,10 +109,11 @@ def tensors_of(blob: memoryview, header: Mapping[str, Any], declared: Mapping[st
         if start != end or stop - start != about.bytes or start % dtype.itemsize:
             raise ValueError(f"{name[:60]} is not where it should be")
         end, count = stop, math.prod(about.shape)
-        if count:
-            found[name] = torch.frombuffer(numbers, dtype=dtype, count=count, offset=start).reshape(about.shape)
-        else:
+        if not count:
             found[name] = torch.empty(about.shape, dtype=dtype)
+            continue
+        flat = torch.frombuffer(numbers, dtype=dtype, count=count, offset=start)
+        found[name] = flat if len(about.shape) == 1 else flat.view(about.shape)
     if end != len(numbers):
         raise ValueError(f"{len(numbers) - end} bytes belong to no tensor")
     return found

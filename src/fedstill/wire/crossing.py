@@ -235,8 +235,8 @@ class Crossing:
     def _pack(
         self, message: Message | None, envelope: Mapping[str, Any], to: Sequence[str], round: int
     ) -> tuple[bytes, Error | None]:
-        if message is None:
-            return encode(None, envelope), None
+        if message is None or not (self.leaving or self.agreement.coded):
+            return encode(message, envelope), None
         passage = self._passage(self.end.name, to, round)
         for step in self.leaving:
             message = step(message, passage)
@@ -244,10 +244,8 @@ class Crossing:
 
     def _encode(self, message: Message, envelope: Mapping[str, Any], passage: Passage) -> tuple[bytes, Error | None]:
         """The bytes, and what codecs changed; a client tells it in the envelope, since the server keeps the ledger."""
-        if not self.agreement.coded:
-            return encode(message, envelope), None
         errors: list[Error] = []
-        is_packed = passage.direction == "up"
+        is_packed = passage.direction == "up" and bool(self.agreement.coded)
         outside = {"packed": envelopes.pack(envelope)} if is_packed else dict(envelope)
 
         def code(name: str, value: Tensor) -> Parts | None:
@@ -341,15 +339,16 @@ def _sized(passage: Passage, kind: Kind | None) -> Passage:
     return passage if kind == "opinions" else replace(passage, largest=None)
 
 
-def asked_of(message: Outgoing, name: str) -> int:
-    """The number of rows that a call asks a client about; -1 if the call has no `rows`."""
-    rows = getattr(_for(message, name), "rows", None)
+def asked_of(message: Outgoing, names: Sequence[str]) -> dict[str, int]:
+    """The number of rows that a call asks each client about; -1 if the call has no `rows`."""
+    if not isinstance(message, Mapping):
+        return dict.fromkeys(names, _asked(message))
+    return {name: _asked(message.get(name)) for name in names}
+
+
+def _asked(message: Message | None) -> int:
+    rows = getattr(message, "rows", None)
     return -1 if rows is None else len(rows)
-
-
-def _for(message: Outgoing, name: str) -> Message | None:
-    """The message for this client."""
-    return message.get(name) if isinstance(message, Mapping) else message
 
 
 def _groups(message: Outgoing, names: Sequence[str]) -> list[tuple[Message | None, list[str]]]:

@@ -36,6 +36,8 @@ MARK = "#"
 SEAL = b"FDS\x02"
 """The first bytes of a message; a CRC-32 of all that follows it comes next."""
 SEALED = len(SEAL) + 4
+NUMBERS = (Tensor, float)
+"""What is sent as an array."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ def _plain(message: Message | None) -> dict[str, Any]:
     return {
         name: sorted(value) if isinstance(value, Mapping) else value
         for name, value in values.items()
-        if value is not None and not isinstance(value, Tensor | float)
+        if value is not None and not isinstance(value, NUMBERS)
     }
 
 

@@ -47,6 +47,7 @@ class Rule:
     name: str
     where: str
     kinds: tuple[type, ...]
+    is_bool: bool
     is_required: bool
     is_agreed: bool
     shape: tuple[int, ...] | None
@@ -92,12 +93,13 @@ class Expected:
         return self._rules[cls]
 
     def _rule(self, cls: type[Message], item: dataclasses.Field[Any]) -> Rule:
-        where = f"{cls.__name__}.{item.name}"
+        where, kinds = f"{cls.__name__}.{item.name}", kinds_of(cls)[item.name]
         return Rule(
             item=item,
             name=item.name,
             where=where,
-            kinds=kinds_of(cls)[item.name],
+            kinds=kinds,
+            is_bool=bool in kinds,
             is_required=where in self.required,
             is_agreed="agreed" in item.metadata and item.name in self.agreed,
             shape=self.shape(item),
@@ -167,8 +169,8 @@ def check_declared(cls: type[Message], arrays: Mapping[str, Declared], expected:
         item = cls.__dataclass_fields__.get(field_name)
         if item is None:
             raise BadMessage(f"{cls.__name__} has no field {short(field_name)}.")
-        if not is_coded:
-            _check_shape(f"{cls.__name__}.{short(base)}", declared.shape, _shape(item, key, expected))
+        if not is_coded and (wanted := _shape(item, key, expected)) != declared.shape:
+            _check_shape(f"{cls.__name__}.{short(base)}", declared.shape, wanted)
         sizes[base] = sizes.get(base, PER_ARRAY if not is_coded else 0) + declared.bytes
         if sizes[base] > PER_ARRAY + most_bytes_of(item, key, expected):
             raise BadMessage(f"{cls.__name__}.{short(base)} has {sizes[base]:,} bytes, which is too many.")
@@ -197,7 +199,7 @@ def check(message: Message, expected: Expected) -> None:
         value = getattr(message, rule.name)
         if value is None and rule.is_required:
             raise BadMessage(f"{rule.where} is missing, and the method needs it.")
-        if not isinstance(value, rule.kinds) or isinstance(value, bool) != (bool in rule.kinds):
+        if not isinstance(value, rule.kinds) or isinstance(value, bool) != rule.is_bool:
             wanted_kinds = " or ".join(kind.__name__ for kind in rule.kinds)
             raise BadMessage(f"{rule.where} is a {type(value).__name__}: {wanted_kinds} is expected.")
         if rule.is_agreed and value != expected.agreed[rule.name]:
@@ -219,7 +221,8 @@ def check(message: Message, expected: Expected) -> None:
 
 
 def _check_array(value: Tensor, rule: Rule) -> None:
-    _check_shape(rule.where, tuple(value.shape), rule.shape)
+    if value.shape != rule.shape:
+        _check_shape(rule.where, tuple(value.shape), rule.shape)
     if rule.holds is not None and (rule.holds == "floats") != value.is_floating_point():
         raise BadMessage(f"{rule.where} holds {value.dtype}: {rule.holds} are expected.")
     _check_numbers(value, rule)
