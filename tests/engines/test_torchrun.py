@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,30 @@ Ended = subprocess.CompletedProcess[str]
 CONVERSING = {"kind": "domain", "public": 0.3, "labelled_public": 0.2}
 
 
-def torchrun(*words: object, ranks: int = 2) -> Ended:
+GROUPED = """
+from fedstill.cli.main import main
+from fedstill.engines.host import Host
+
+Host.at_once = property(lambda self: 3)  # as on a GPU, where clients learn together
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def torchrun(*words: object, ranks: int = 2, program: Sequence[object] = ("-m", "fedstill")) -> Ended:
     """A fedstill command over ranks on this machine."""
     launcher = ["torch.distributed.run", "--nproc-per-node", ranks, "--standalone", "--local-addr", "127.0.0.1"]
-    command = [sys.executable, "-m", *launcher, "-m", "fedstill", "--trust-code", *words]
+    command = [sys.executable, "-m", *launcher, *program, "--trust-code", *words]
     own = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "COLUMNS": "200"}
     return subprocess.run([str(word) for word in command], capture_output=True, text=True, env=own, timeout=600)
 
 
-def over_ranks(experiment: Experiment, folder: Path, ranks: int = 2) -> Ended:
+def over_ranks(experiment: Experiment, folder: Path, ranks: int = 2, **options: Any) -> Ended:
     """Run the experiment into folder/seed-0."""
     folder.mkdir()
     (folder / "x.yaml").write_text(experiment.to_yaml())
-    return torchrun("run", folder / "x.yaml", "--out", folder, ranks=ranks)
+    return torchrun("run", folder / "x.yaml", "--out", folder, ranks=ranks, **options)
 
 
 def sentences(ended: Ended) -> list[str]:
@@ -57,6 +68,16 @@ def test_a_mixed_conversation_over_two_ranks_gives_the_local_engines_bytes(small
     assert not list(ranks.rglob(".*"))
     same = ("scores", "bytes", "test_fingerprint")
     assert {key: Record(ranks).summary[key] for key in same} == {key: local.summary[key] for key in same}
+
+
+def test_ranks_that_call_their_clients_together_give_the_same_bytes(small: Small, tmp_path: Path) -> None:
+    (tmp_path / "grouped.py").write_text(GROUPED)
+    spread = {"kind": "dirichlet", "alpha": 5.0, "clients": 9, "public": 0.3, "labelled_public": 0.2}
+    chosen = small(algorithm="FedID", partition=spread, clients="bow", server="bow", rounds=2)
+    local = run(chosen, tmp_path / "local")
+    ended = over_ranks(chosen, tmp_path / "here", program=[tmp_path / "grouped.py"])
+    assert ended.returncode == 0, ended.stderr
+    assert content(tmp_path / "here" / "seed-0") == content(local.folder)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -46,6 +46,10 @@ SAME = -1
 
 current: FirstRank | None = None
 """Set in rank 0 of a command that torchrun started."""
+
+
+Own = Callable[[Sequence[Request]], Iterator[tuple[Request, Outcome]]]
+"""How rank 0 answers its own requests."""
 
 
 class LostRank(FedstillError):
@@ -185,16 +189,16 @@ class FirstRank:
         self.tell: Tell = tell_nobody
         self.turn = 0
         self.todo: dict[int, deque[Request]] = {}
-        self.doing: dict[int, Request] = {}
+        self.doing: dict[int, deque[Request]] = {}
+        self.at_once: dict[int, int] = {}
+        """How many requests a rank answers together; one, where nothing is said."""
         self.changing = threading.Lock()
         self.inbox: SimpleQueue[tuple[int, Request, Outcome] | None] = SimpleQueue()
         self.lost: dict[int, str] = {}
         self.is_stopping = False
         self.lines = {rank: self._line(rank) for rank in range(1, place.ranks)}
 
-    def work(
-        self, requests: Mapping[int, deque[Request]], own: Callable[[Request], Outcome]
-    ) -> Iterator[tuple[Request, Outcome]]:
+    def work(self, requests: Mapping[int, deque[Request]], own: Own) -> Iterator[tuple[Request, Outcome]]:
         """Keep every rank busy, this one too, until its queue is empty; yields requests with their outcomes."""
         with self.changing:
             self.turn += 1  # late replies to a call that failed are ignored
@@ -202,9 +206,9 @@ class FirstRank:
             left = sum(map(len, self.todo.values()))
         for rank in self.lines:
             self._next(rank)
-        for request in requests.get(0, ()):
+        for answered in own(list(requests.get(0, ()))):
             self.refuse_losses()
-            yield request, own(request)
+            yield answered
         while left:
             self.refuse_losses()
             news = self.inbox.get()
@@ -249,8 +253,11 @@ class FirstRank:
             with self.changing:
                 if about != self.turn:
                     return
-                self.inbox.put((about, self.doing[rank], raw if kind == "reply" else Reason(raw.decode())))
-            self._next(rank)
+                request = self.doing[rank].popleft()
+                self.inbox.put((about, request, raw if kind == "reply" else Reason(raw.decode())))
+                goes_on = bool(self.doing[rank])
+            if not goes_on:
+                self._next(rank)
 
         def broke(reason: str) -> None:
             self.lost[rank] = reason
@@ -259,33 +266,34 @@ class FirstRank:
         return RankLine(rank, heard, broke)
 
     def _next(self, rank: int) -> None:
-        """Send a rank its next request; one at a time, so that it need not hold requests that wait."""
+        """Send a rank what it answers next: no more than it answers at once, so that it need not hold what waits."""
         with self.changing:
-            if not self.todo[rank]:
-                return
-            turn, request = self.turn, self.todo[rank].popleft()
-            self.doing[rank] = request
-        self.lines[rank].send([turn, request.header], request.payload)
+            turn, todo = self.turn, self.todo[rank]
+            group = [todo.popleft() for _ in range(min(self.at_once.get(rank, 1), len(todo)))]
+            self.doing[rank] = deque(group)
+        for number, request in enumerate(group, 1):
+            self.lines[rank].send([turn, request.header, len(group) - number], request.payload)
 
 
 class Follower:
-    """The side of every other rank: answers requests, one after the other, until rank 0 dismisses it or is gone."""
+    """The side of every other rank: answers requests, as they were sent, until rank 0 dismisses it or is gone."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self.advice = "Start again."
-        self.requests: SimpleQueue[tuple[int, Request]] = SimpleQueue()
+        self.requests: SimpleQueue[tuple[int, Request, int]] = SimpleQueue()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._end_soon)
         self.line = RankLine(0, self._heard, self._end)
 
-    def serve(self, answer: Callable[[Request], Outcome]) -> None:
-        """Answer requests for as long as the process lives."""
+    def serve(self, answer: Callable[[Sequence[Request]], Sequence[Outcome]]) -> None:
+        """Answer requests, those that were sent together at once, for as long as the process lives."""
         while True:
-            turn, request = self.requests.get()
-            came = answer(request)
-            kind, raw = ("failure", came.sentence.encode()) if isinstance(came, Reason) else ("reply", came)
-            self.line.send([kind, turn], raw)
+            turn, request, more = self.requests.get()
+            group = [request, *(self.requests.get()[1] for _ in range(more))]
+            for came in answer(group):
+                kind, raw = ("failure", came.sentence.encode()) if isinstance(came, Reason) else ("reply", came)
+                self.line.send([kind, turn], raw)
 
     def tell(self, event: Event) -> None:
         """Report progress to rank 0."""
@@ -294,8 +302,8 @@ class Follower:
     def _heard(self, words: list[Any], raw: bytes) -> None:
         if words[0] == "quit":
             _exit(words[1])
-        turn, header = words
-        self.requests.put((turn, Request.of(header, raw)))
+        turn, header, more = words
+        self.requests.put((turn, Request.of(header, raw), more))
 
     def _end(self, reason: str) -> None:
         """Rank 0 is gone: rank 1 prints that, and all others end silently."""

@@ -9,7 +9,7 @@ import secrets
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from fedstill.engines.books import Books
 from fedstill.engines.host import Host
 from fedstill.engines.hosting import Outcome, Reason, Request, What, outcome
 from fedstill.engines.ranks import FirstRank, Follower, Place
-from fedstill.engines.sharing import SharingEngine, share_out
+from fedstill.engines.sharing import SharingEngine, answer_all, share_out
 from fedstill.plan.plan import Plan
 
 SHARED = ".writing-shared"
@@ -48,7 +48,7 @@ class TorchrunEngine(SharingEngine[int]):
         self._begin()
 
     def work(self, requests: Mapping[int, deque[Request]]) -> Iterator[tuple[Request, Outcome]]:
-        return self.first.work(requests, partial(outcome, self.host.answer))
+        return self.first.work(requests, partial(answer_all, self.host))
 
     def close(self) -> None:
         self.first.tell = tell_nobody
@@ -63,9 +63,12 @@ class TorchrunEngine(SharingEngine[int]):
         try:
             for what in TURNS:
                 requests = {rank: deque([Request(what, payload=raw)]) for rank in self.hosts if rank}
-                for _, came in self.work(requests):
+                rank_of = {id(queue[0]): rank for rank, queue in requests.items()}
+                for request, came in self.work(requests):
                     if isinstance(came, Reason):
                         raise FedstillError(came.sentence)
+                    if came:
+                        self.first.at_once[rank_of[id(request)]] = int(came)
         finally:
             shared.unlink(missing_ok=True)
 
@@ -80,23 +83,31 @@ def follow(place: Place, plan_of: Callable[[Path], Plan]) -> None:
         if request.what not in TURNS:
             assert host is not None
             return host.answer(request)
-        if request.what == TURNS[min(place.local_rank, 1)]:
-            host = None  # frees its memory before the next one is made
-            about = json.loads(request.payload)
-            folder = Path(about["folder"])
-            again = place.command(f"run --resume {folder}")
-            follower.advice = f"The last checkpoint is whole; go on with: {again}"
-            host = Host(_for_rank(_same_plan(folder, about, plan_of), place), follower.tell)
-        return b""
+        if request.what != TURNS[min(place.local_rank, 1)]:
+            return b""
+        host = None  # frees its memory before the next one is made
+        about = json.loads(request.payload)
+        folder = Path(about["folder"])
+        again = place.command(f"run --resume {folder}")
+        follower.advice = f"The last checkpoint is whole; go on with: {again}"
+        host = Host(_for_rank(_same_plan(folder, about, plan_of), place), follower.tell)
+        return str(host.at_once).encode()
 
-    def answer(request: Request) -> Outcome:
+    def answer(requests: Sequence[Request]) -> Sequence[Outcome]:
+        if requests[0].what == "call" and host is not None:
+            return [came for _, came in answer_all(host, requests)]
+        return list(map(order, requests))
+
+    def order(request: Request) -> Outcome:
         try:
             came = outcome(reply, request)
         except OSError as error:
             came = Reason(f"{error.filename} cannot be used ({os.strerror(error.errno or 0)}).")
-        if isinstance(came, Reason) and request.what != "call":
-            return Reason(f"rank {place.rank} on {socket.gethostname()}: {came.sentence}")
-        return came
+        return (
+            Reason(f"rank {place.rank} on {socket.gethostname()}: {came.sentence}")
+            if isinstance(came, Reason)
+            else came
+        )
 
     follower.serve(answer)
 
