@@ -169,8 +169,8 @@ def check_declared(cls: type[Message], arrays: Mapping[str, Declared], expected:
         item = cls.__dataclass_fields__.get(field_name)
         if item is None:
             raise BadMessage(f"{cls.__name__} has no field {short(field_name)}.")
-        if not is_coded and (wanted := _shape(item, key, expected)) != declared.shape:
-            _check_shape(f"{cls.__name__}.{short(base)}", declared.shape, wanted)
+        if not is_coded and not _fits(declared.shape, wanted := _shape(item, key, expected)):
+            raise _misfit(f"{cls.__name__}.{short(base)}", declared.shape, wanted)
         sizes[base] = sizes.get(base, PER_ARRAY if not is_coded else 0) + declared.bytes
         if sizes[base] > PER_ARRAY + most_bytes_of(item, key, expected):
             raise BadMessage(f"{cls.__name__}.{short(base)} has {sizes[base]:,} bytes, which is too many.")
@@ -182,12 +182,15 @@ def _shape(item: dataclasses.Field[Any], key: str, expected: Expected) -> tuple[
     return expected.shape(item)
 
 
-def _check_shape(where: str, shape: tuple[int, ...], wanted: tuple[int, ...] | None) -> None:
-    if wanted is None:
-        return
-    if len(wanted) != len(shape) or any(w not in (-1, s) for w, s in zip(wanted, shape, strict=True)):
-        sizes = ", ".join("any" if size < 0 else str(size) for size in wanted)
-        raise BadMessage(f"{where} has shape {shape}: ({sizes}) is expected.")
+def _fits(shape: tuple[int, ...], wanted: tuple[int, ...] | None) -> bool:
+    if wanted is None or shape == wanted:
+        return True
+    return len(shape) == len(wanted) and all(w in (-1, s) for w, s in zip(wanted, shape, strict=True))
+
+
+def _misfit(where: str, shape: tuple[int, ...], wanted: tuple[int, ...] | None) -> BadMessage:
+    sizes = ", ".join("any" if size < 0 else str(size) for size in wanted or ())
+    return BadMessage(f"{where} has shape {shape}: ({sizes}) is expected.")
 
 
 # The message
@@ -221,8 +224,8 @@ def check(message: Message, expected: Expected) -> None:
 
 
 def _check_array(value: Tensor, rule: Rule) -> None:
-    if value.shape != rule.shape:
-        _check_shape(rule.where, tuple(value.shape), rule.shape)
+    if not _fits(value.shape, rule.shape):
+        raise _misfit(rule.where, tuple(value.shape), rule.shape)
     if rule.holds is not None and (rule.holds == "floats") != value.is_floating_point():
         raise BadMessage(f"{rule.where} holds {value.dtype}: {rule.holds} are expected.")
     _check_numbers(value, rule)
