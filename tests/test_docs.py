@@ -101,7 +101,9 @@ def fault(command: Command, may_lack: bool) -> str | None:
     if unknown := {key.partition(".")[0] for key in keys} - set(fedstill.Experiment.model_fields) - {"key"}:
         return f"no key of an experiment: {unknown}"
     wrong = {
-        "reproduce": lambda: recipe_path(given["recipe"]) is None and not given["recipe"].endswith(".yaml"),
+        "reproduce": lambda: any(
+            recipe_path(word) is None and not word.endswith(".yaml") for word in given["words"] if "=" not in word
+        ),
         "figure": lambda: given["name"] is not None and given["name"] not in FIGURES,
         "show": lambda: not is_own(given["what"]) and given["what"] not in {*KINDS, *known(Algorithm)},
     }

@@ -523,3 +523,12 @@ def test_a_corpus_is_one_entry(monkeypatch):
         CorpusSpec(name="Haiku")
     with pytest.raises(ValueError, match="haiku takes no `size:`"):
         CorpusSpec(name="haiku", size=8)
+
+
+def test_a_corpus_by_name_is_found_in_a_folder_of_several(tmp_path: Path) -> None:
+    (tmp_path / "agnews").mkdir()
+    for name in ("train", "test"):
+        (tmp_path / "agnews" / f"{name}.csv").write_text("0,peace at last\n1,they won\n2,stocks fell\n3,a new chip\n")
+    for path in (tmp_path, tmp_path / "agnews"):
+        assert load(CorpusSpec(name="agnews", path=str(path))).counts["rows read"] == 8
+    assert CorpusSpec(path=str(tmp_path)).folder == tmp_path

@@ -130,7 +130,7 @@ def test_a_lost_rank_is_one_sentence_and_the_run_goes_on_to_the_same_end(small: 
     ended = over_ranks(chosen, tmp_path / "here")
     folder = tmp_path / "here" / "seed-0"
     assert ended.returncode != 0
-    again = f"torchrun --nproc-per-node 2 -m fedstill run --resume {folder}"
+    again = f"torchrun --nproc-per-node 2 -m fedstill run --resume {folder} --trust-code"
     loss = "error: rank 1 of 2 was lost: its process ended. The last checkpoint is whole; go on with: "
     assert sentences(ended) == [loss + again]
     assert [path.name for path in (folder / "checkpoint").glob("*.json")] == ["round-00001.json"]

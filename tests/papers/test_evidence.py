@@ -17,7 +17,7 @@ from fedstill.config.source import Source
 from fedstill.papers.evidence import MAIN_SCALE, Evidence, borrow, fingerprint, recall
 from fedstill.papers.grid import plan_grid
 from fedstill.papers.recipe import recipe_files, recipe_path
-from fedstill.papers.reproduce import reproduce_from
+from fedstill.papers.reproduce import Table, Wishes, reproduce, reproduce_from
 from tests.cli.test_cli import fedstill
 from tests.papers.test_communication import TABLE
 from tests.papers.tiny import TINY
@@ -230,6 +230,34 @@ def test_runs_that_another_table_shows_too_are_not_done_again(
     sentence = "- 9 of them are runs of adafd/table1 too: the same experiments."
     assert sentence in written
     assert sentence not in model
+
+
+def test_several_tables_are_made_by_one_command_and_share_their_runs(reviews: Path, tmp_path: Path) -> None:
+    texts = {"adafd/figure4": CURVES, "adafd/figure5": renamed(CURVES, OTHER_NAMES)}  # lines of these names are known
+    tables = []
+    for name, text in texts.items():
+        source = Source(text.replace("REVIEWS", str(reviews)), f"{name}.yaml")
+        grid = plan_grid(source, "small", tmp_path / name, seeds=1)
+        tables.append(Table(grid, tmp_path / name, Evidence(tmp_path / "evidence", name, "small")))
+
+    def made(wishes: Wishes) -> tuple[bool, str]:
+        console = Console(width=200, no_color=True)
+        with console.capture() as shown:
+            is_whole = reproduce(tables, console, wishes)
+        return is_whole, shown.get()
+
+    is_whole, said = made(Wishes(jobs=2, minutes=0))
+    assert not is_whole
+    assert said.count("3 runs of 3 not begun; the same command goes on.") == 2
+    is_whole, said = made(Wishes(jobs=2))
+    assert is_whole
+    assert "3 runs to do, 2 at once." in said
+    assert "Taken from the lines of other tables: 3 runs of the same experiments." in said
+    assert len(list(tmp_path.rglob("summary.json"))) == 3
+    first, second = ((table.out / "table.md").read_text() for table in tables)
+    assert [line for line in renamed(first, OTHER_NAMES).splitlines() if line.startswith("|")] == [
+        line for line in second.splitlines() if line.startswith("|")
+    ]
 
 
 def test_a_line_of_another_experiment_is_not_taken(lent: Path) -> None:

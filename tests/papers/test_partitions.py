@@ -13,7 +13,7 @@ from fedstill.data import corpora, partition
 from fedstill.data.corpora import CorpusSpec
 from fedstill.data.partition import PartitionSpec
 from fedstill.papers.grid import plan_grid
-from fedstill.papers.reproduce import reproduce
+from fedstill.papers.reproduce import Table, reproduce
 from fedstill.results.picture import holdings
 
 SHOPS = """\
@@ -38,7 +38,7 @@ def drawn(reviews: Path, out: Path) -> str:
     grid = plan_grid(Source(SHOPS.replace("REVIEWS", str(reviews)), "shops.yaml"), "small", out)
     console = Console(width=80, no_color=True)
     with console.capture() as capture:
-        assert reproduce(grid, out, console)
+        assert reproduce([Table(grid, out)], console)
     return capture.get()
 
 

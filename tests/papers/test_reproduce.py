@@ -13,7 +13,8 @@ from rich.console import Console
 
 from fedstill import FedstillError, Record, run
 from fedstill.papers.grid import Grid
-from fedstill.papers.reproduce import default_jobs, reproduce
+from fedstill.papers.reproduce import Table, Wishes, reproduce
+from fedstill.papers.running import default_jobs
 from fedstill.results.watch.planned import Planned
 from fedstill.results.watch.state import State
 from tests.cli.test_cli import fedstill
@@ -28,7 +29,7 @@ def printed(grid: Grid, out: Path, jobs: int = 1, force: bool = False, models: b
     """Whether all of it came out, and what a person sees."""
     console = Console(width=100, no_color=True)
     with console.capture() as capture:
-        is_whole = reproduce(grid, out, console, jobs, force, models=models)
+        is_whole = reproduce([Table(grid, out)], console, Wishes(jobs, force, models))
     return is_whole, capture.get()
 
 

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedstill.cli.common import Json, Stopped, console, errors, read_source, saying_how_to_go_on
 from fedstill.common.errors import FedstillError
 
+if TYPE_CHECKING:
+    from fedstill.config.source import Source
+    from fedstill.papers.reproduce import Table
+
 
 def reproduce(
-    recipe: Annotated[str, typer.Argument(help="A table: its name (fedstill show recipes), or a file of your own.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="key=value, for every run: corpus.path=FOLDER rounds=3")
-    ] = None,
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECIPE|KEY=VALUE",
+            help="Tables: their names (fedstill show recipes), or files of your own. Then keys for every run: "
+            "corpus.path=FOLDER rounds=3",
+        ),
+    ],
     scale: Annotated[
         str, typer.Option(help="paper: its models and sizes; medium: a GPU; small: minutes on two cores.")
     ] = "small",
@@ -44,47 +53,89 @@ def reproduce(
             "--tune", help="Try the scale's `tries` on validation rows instead; the scores go to this folder."
         ),
     ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Start no run after so many minutes; the same command goes on later.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a table of a paper: run what is missing and print paper | ours."""
-    from fedstill.papers.evidence import Evidence, refuse_overrides
+    """Make tables of the papers: run what is missing and print paper | ours."""
+    from fedstill.papers.evidence import Evidence
     from fedstill.papers.figures.table import of_recipe
-    from fedstill.papers.grid import plan_grid
-    from fedstill.papers.recipe import is_grid
-    from fedstill.papers.reproduce import reproduce as make_table
-    from fedstill.papers.reproduce import reproduce_from
+    from fedstill.papers.reproduce import Wishes, reproduce_from
+    from fedstill.papers.reproduce import reproduce as make_tables
     from fedstill.papers.tuning import tune
 
-    source = read_source(Path(recipe))
-    if not is_grid(source.values):
-        raise FedstillError(f"{recipe} is one experiment, not a table: use `fedstill run {recipe}`.")
-    name = Path(recipe).stem if Path(recipe).is_file() else recipe.removesuffix(".yaml")
+    recipes, overrides = _sorted(words)
+    shown = errors if as_json else console
+    if len(recipes) > 1 and (kept or tuned or out or as_json):
+        raise FedstillError("--from, --tune, --out and --json are for one table: give them one at a time.")
+    sources = {_name(recipe): _source(recipe) for recipe in recipes}
+    name, source = next(iter(sources.items()))
     if kept is not None:
-        if overrides or seeds or only or jobs or out or force or keep or models:
+        if overrides or seeds or only or jobs or out or force or keep or models or minutes is not None:
             raise FedstillError("--from makes the page of all lines that are kept: it takes only --scale beside it.")
-        if not reproduce_from(source, Evidence(kept, name, scale), errors if as_json else console, as_json):
+        if not reproduce_from(source, Evidence(kept, name, scale), shown, as_json):
             raise typer.Exit(1)
         return
-    folder = out or Path("runs") / name / (scale if tuned is None else f"{scale}-tuning")
     if tuned is not None:
+        folder = out or Path("runs") / name / f"{scale}-tuning"
         with saying_how_to_go_on(folder, "the same command"):
-            shown = errors if as_json else console
-            found = tune(source, name, scale, folder, tuned, shown, overrides or [], only or [], jobs)
+            found = tune(source, name, scale, folder, tuned, shown, overrides, only or [], jobs)
         if as_json:
             print(json.dumps(found, indent=1))
         return
-    grid = plan_grid(source, scale, folder, overrides or [], seeds, only or [])
-    if keep is not None:
-        if not grid.recipe.is_trained:
-            raise FedstillError(f"--keep: nothing is trained for {recipe}, so there is nothing to keep.")
-        refuse_overrides(grid, source)
+    tables = [_table(name, source, scale, out, overrides, seeds, only or [], keep) for name, source in sources.items()]
     try:
-        evidence = Evidence(keep, name, scale) if keep else None
-        shown = errors if as_json else console
-        is_whole = make_table(grid, folder, shown, jobs, force, evidence, models, as_json)
+        is_whole = make_tables(tables, shown, Wishes(jobs, force, models, minutes, as_json))
     except KeyboardInterrupt as stop:
         raise Stopped(f"Go on with the same command{', without --force' if force else ''}.") from stop
-    if grid.recipe.is_trained and (drawn := of_recipe(name)) is not None:
-        shown.print(f"As a figure: fedstill figure {drawn} {folder}", highlight=False, soft_wrap=True, markup=False)
+    for name, table in zip(sources, tables, strict=True):
+        if table.grid.recipe.is_trained and (drawn := of_recipe(name)) is not None:
+            said = f"As a figure: fedstill figure {drawn} {table.out}"
+            shown.print(said, highlight=False, soft_wrap=True, markup=False)
     if not is_whole:
         raise typer.Exit(1)
+
+
+def _sorted(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The recipes, and the keys for every run."""
+    recipes = list(dict.fromkeys(word for word in words if "=" not in word))
+    if not recipes:
+        raise FedstillError("name a table: `fedstill show recipes` lists them.")
+    return recipes, [word for word in words if "=" in word]
+
+
+def _name(recipe: str) -> str:
+    return Path(recipe).stem if Path(recipe).is_file() else recipe.removesuffix(".yaml")
+
+
+def _source(recipe: str) -> Source:
+    from fedstill.papers.recipe import is_grid
+
+    source: Source = read_source(Path(recipe))
+    if not is_grid(source.values):
+        raise FedstillError(f"{recipe} is one experiment, not a table: use `fedstill run {recipe}`.")
+    return source
+
+
+def _table(
+    name: str,
+    source: Source,
+    scale: str,
+    out: Path | None,
+    overrides: Sequence[str],
+    seeds: int | None,
+    only: Sequence[str],
+    keep: Path | None,
+) -> Table:
+    from fedstill.papers.evidence import Evidence, refuse_overrides
+    from fedstill.papers.grid import plan_grid
+    from fedstill.papers.reproduce import Table
+
+    folder = out or Path("runs") / name / scale
+    grid = plan_grid(source, scale, folder, overrides, seeds, only)
+    if keep is not None:
+        if not grid.recipe.is_trained:
+            raise FedstillError(f"--keep: nothing is trained for {name}, so there is nothing to keep.")
+        refuse_overrides(grid, source)
+    return Table(grid, folder, Evidence(keep, name, scale) if keep else None)

@@ -174,6 +174,15 @@ def _holds(line: Line, recipe: Recipe) -> bool:
     return is_drawn and shown <= set(by_round.get(POOLED, {})) and all(m in by_round.get(s, {}) for s, m in curves)
 
 
+def anonymous(runs: Sequence[GridRun]) -> list[tuple[str, int]]:
+    """The experiment of each run, without its name, and its seed: equal for runs that several tables show."""
+    known = dict[str, str]()
+    for run in runs:
+        if run.experiment.name not in known:  # seeds of a cell differ in nothing else
+            known[run.experiment.name] = _hash({**_settings(run.experiment), "name": ""})
+    return [(known[run.experiment.name], run.experiment.seed) for run in runs]
+
+
 def already_kept(grid: Grid, evidence: Evidence) -> dict[Path, KeptRun]:
     """The runs of the grid that have a line of the same experiment, and are not on this disk, by folder."""
     lines = _own_lines(evidence)

@@ -6,6 +6,7 @@ What a process has read, compiled or captured for one run serves its next: the c
 from __future__ import annotations
 
 import gc
+import math
 import os
 import re
 import signal
@@ -41,18 +42,23 @@ class EndedRun(NamedTuple):
 
 
 def run_all(
-    runs: Sequence[GridRun], at_once: int, force: bool = False, environment: Mapping[str, str] | None = None
+    runs: Sequence[GridRun],
+    at_once: int,
+    force: bool = False,
+    environment: Mapping[str, str] | None = None,
+    until: float = math.inf,
 ) -> Iterator[EndedRun]:
     """Every run as it ends; whoever stops listening, by Ctrl-C too, ends those that still run.
 
     A run that finds a card's memory full goes on once more when the others are done, beside fewer. The processes have
-    the variables of `environment` besides this process's.
+    the variables of `environment` besides this process's. No run is started after `until`, a time of the clock that
+    only rises.
     """
     waiting, idle, busy = deque(runs), list[_Worker](), dict[Connection, tuple[_Worker, GridRun, float]]()
     again = set[Path]()
     try:
-        while waiting or busy:
-            while waiting and len(busy) < at_once:
+        while busy or (waiting and time.monotonic() <= until):
+            while waiting and len(busy) < at_once and time.monotonic() <= until:
                 worker, run = idle.pop() if idle else _Worker.start(environment or {}), waiting.popleft()
                 worker.pipe.send((run, force))
                 busy[worker.pipe] = worker, run, time.monotonic()

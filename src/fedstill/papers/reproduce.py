@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -20,37 +22,29 @@ from fedstill.common.words import counted
 from fedstill.config.source import Source
 from fedstill.engines import checkpoint
 from fedstill.engines.runner import differences, stopping_on_sigterm
-from fedstill.learning.metrics import METRICS
 from fedstill.papers import curves as drawing
-from fedstill.papers.card import fitting, on_card, shared
 from fedstill.papers.communication import communication
-from fedstill.papers.evidence import Evidence, already_kept, borrow, keep, origins, recall
-from fedstill.papers.grid import Grid, GridRun
+from fedstill.papers.evidence import Evidence, already_kept, anonymous, borrow, keep, origins, recall
+from fedstill.papers.grid import Grid, GridRun, selected
 from fedstill.papers.kept import KeptRun
 from fedstill.papers.languages import languages
 from fedstill.papers.ordering import orderings
-from fedstill.papers.parallel import EndedRun, attempt, run_all
 from fedstill.papers.partitions import partitions
+from fedstill.papers.running import Say, Todo, run_missing, sayer
 from fedstill.papers.side_by_side import (
     Outcomes,
     SideBySide,
     how_to_read,
     markdown,
     render,
-    score,
     settings,
     side_by_side,
 )
 from fedstill.papers.statistics import statistics
-from fedstill.papers.work import Pace, expected, in_order
-from fedstill.plan.plan import default_workers
 from fedstill.results.drawing.draw import save
-from fedstill.results.progress import Progress
 from fedstill.results.record import Record
 from fedstill.results.runs import Run, load_runs
-from fedstill.results.watch.planned import Planned
 
-Say = Callable[[str], None]
 COUNTED: Mapping[str, Callable[[Grid], tuple[SideBySide, list[str]]]] = {
     "languages": languages,
     "statistics": statistics,
@@ -60,57 +54,125 @@ TIMES = re.compile(r" \(\d+x\)$")
 """How often a run says a note."""
 
 
-def reproduce(
-    grid: Grid,
-    out: Path,
-    console: Console,
-    jobs: int | None = None,
-    force: bool = False,
-    evidence: Evidence | None = None,
-    models: bool = False,
-    as_json: bool = False,
-) -> bool:
-    """Finish every run of the grid and print the table; whether all runs succeeded and the table holds.
+@dataclass(frozen=True)
+class Table:
+    """A table that is to be made: its runs, the folder for them and, where lines are kept, the evidence."""
 
-    With `evidence`, a line for each run is kept there as soon as it ends, and runs whose lines are kept already are
-    not done again. Runs keep their `models` only if asked to, which needs the runs themselves.
-    `as_json` prints the table as JSON on standard output.
+    grid: Grid
+    out: Path
+    evidence: Evidence | None = None
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """How tables are made."""
+
+    jobs: int | None = None
+    force: bool = False
+    models: bool = False
+    """Whether runs keep their models, which needs the runs themselves."""
+    minutes: float | None = None
+    """After this time no run is started."""
+    as_json: bool = False
+    """Whether the table is printed as JSON on standard output."""
+
+
+def reproduce(tables: Sequence[Table], console: Console, wishes: Wishes = Wishes()) -> bool:  # noqa: B008
+    """Finish every run of the tables and print them; whether all runs were done and succeeded, and the tables hold.
+
+    With evidence, a line for each run is kept there as soon as it ends; runs whose lines are kept already are not done
+    again, and what several tables show is done for the first of them.
     """
-    say = _sayer(console)
+    trained = [table for table in tables if table.grid.recipe.is_trained]
+    for table in tables:
+        if table not in trained:
+            _count(table, console, wishes.as_json)
+    if not wishes.force:
+        _refuse_other_experiments([run for table in trained for run in table.grid.runs])
+    say, kept = sayer(console), dict[Path, KeptRun]()
+    until = math.inf if wishes.minutes is None else time.monotonic() + 60 * wishes.minutes
+    with stopping_on_sigterm(), ExitStack() as places:
+        for table in trained:
+            places.enter_context(at_work_in(table.out))
+            say(f"{table.grid.recipe.paper}, scale {table.grid.scale}: {table.grid.recipe.title}")
+        todos, waits = _todos(trained, kept, {}, say, wishes)
+        failures = run_missing(todos, console, wishes.jobs, wishes.force, until) if trained else {}
+        while waits:
+            todos, waits = _todos(trained, kept, failures, say, wishes)
+            if time.monotonic() > until:
+                break
+            if any(not Record(run.folder).is_finished for todo in todos for run in todo.grid.runs):
+                failures |= run_missing(todos, console, wishes.jobs, wishes.force, until)
+    wholes = [_finish(table, kept, failures, console, wishes) for table in trained]
+    return all(wholes)
+
+
+def _count(table: Table, console: Console, as_json: bool) -> None:
+    """Make a table that is read from the corpora."""
+    grid, out = table.grid, table.out
     if grid.recipe.table == "partitions":
         if as_json:
             raise FedstillError(f"--json: {grid.recipe.title} is drawn, and has no table.")
         partitions(grid, out, console)
-        return True
-    if grid.recipe.table in COUNTED:
-        table, notes = COUNTED[grid.recipe.table](grid)
-        every = [*grid.recipe.remarks(grid.scale), *notes, "Nothing was trained."]
-        _publish(grid, [table], {"": every}, console, _Page(out / "table.md", None, as_json=as_json))
-        return True
-    if not force:
-        _refuse_other_experiments(grid.runs)
-    say(f"{grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}")
-    kept = dict[Path, KeptRun]()
-    if evidence is not None and not force and not models:
-        if many := borrow(grid, evidence):
-            say(f"Taken from the lines of other tables: {counted(many, 'run')} of the same experiments.")
-        kept = already_kept(grid, evidence)
-    here = replace(grid, runs=tuple(run for run in grid.runs if run.folder not in kept))
-    if evidence is not None and kept:
-        say(f"Kept in {evidence.lines} already: {counted(len(kept), 'run')}; --force does them again.")
-    with stopping_on_sigterm(), at_work_in(out):
-        plan = _planned(here, out)
-        plan.write()
-        failures = run_missing(here, console, jobs, force, lambda run: _ended(grid, run, evidence, models), plan)
-    ended = {run.folder: failures.get(run.folder) or load_runs([run.folder])[0] for run in here.runs}
-    outcomes: Outcomes = {**kept, **ended}
+        return
+    found, notes = COUNTED[grid.recipe.table](grid)
+    every = [*grid.recipe.remarks(grid.scale), *notes, "Nothing was trained."]
+    _publish(grid, [found], {"": every}, console, _Page(out / "table.md", None, as_json=as_json))
+
+
+def _todos(
+    tables: Sequence[Table], kept: dict[Path, KeptRun], failures: Mapping[Path, str], say: Say, wishes: Wishes
+) -> tuple[list[Todo], bool]:
+    """What is to be done for each table now, and whether runs of some wait for another table's, whose lines serve."""
+    todos, planned, waits = list[Todo](), set[tuple[str, int]](), False
+    for table in tables:
+        grid, evidence = table.grid, table.evidence
+        now = [run for run in grid.runs if run.folder not in failures]
+        if evidence is not None and not wishes.force and not wishes.models:
+            if many := borrow(grid, evidence):
+                say(f"Taken from the lines of other tables: {counted(many, 'run')} of the same experiments.")
+            found = already_kept(grid, evidence)
+            if not found.keys() <= kept.keys():
+                say(f"Kept in {evidence.lines} already: {counted(len(found), 'run')}; --force does them again.")
+            kept |= found
+            missing = [run for run in now if run.folder not in kept and not Record(run.folder).is_finished]
+            same = dict(zip((run.folder for run in missing), anonymous(missing), strict=True))
+            later = {folder for folder, key in same.items() if key in planned}
+            planned |= set(same.values())
+            waits |= bool(later)
+            now = [run for run in now if run.folder not in kept and run.folder not in later]
+        ended = partial(_ended, grid, evidence=evidence, models=wishes.models)
+        todos.append(Todo(replace(grid, runs=tuple(now)), table.out, ended))
+    return todos, waits
+
+
+def _finish(
+    table: Table, kept: Mapping[Path, KeptRun], failures: Mapping[Path, str], console: Console, wishes: Wishes
+) -> bool:
+    """Print a table of the runs that were done; whether that is all of it and it holds."""
+    say, grid, evidence = sayer(console), table.grid, table.evidence
+    outcomes: dict[Path, Run | str] = {}
+    for folder in (run.folder for run in grid.runs):
+        if folder in kept or folder in failures:
+            outcomes[folder] = kept.get(folder) or failures[folder]
+        elif Record(folder).is_finished:
+            outcomes[folder] = load_runs([folder])[0]
+    reasons = _reasons(grid.runs, {folder: reason for folder, reason in outcomes.items() if isinstance(reason, str)})
+    left = len(grid.runs) - len(outcomes)
+    if left:
+        say(f"{grid.recipe.paper}: {counted(left, 'run')} of {len(grid.runs)} not begun; the same command goes on.")
+        there = tuple(run for run in grid.runs if run.folder in outcomes)
+        grid = replace(grid, runs=there, selection=selected(grid.recipe, grid.scale, there))
     if not any(isinstance(outcome, Run) for outcome in outcomes.values()):
-        raise FedstillError("\n".join(_reasons(grid.runs, failures)))
-    holds = _present(grid, outcomes, console, _Page(out / "table.md", out / "curves.png", as_json=as_json))
+        if reasons:
+            raise FedstillError("\n".join(reasons))
+        return False
+    page = _Page(table.out / "table.md", table.out / "curves.png", as_json=wishes.as_json)
+    holds = _present(grid, outcomes, console, page)
     if evidence is not None:
-        many = keep(here, outcomes, evidence)
+        many = keep(replace(grid, runs=tuple(run for run in grid.runs if run.folder not in kept)), outcomes, evidence)
         say(f"{many} lines kept in {evidence.lines}; the page: {evidence.command} --from {evidence.folder}")
-    return holds and not failures
+    return holds and not reasons and not left
 
 
 def reproduce_from(source: Source, evidence: Evidence, console: Console, as_json: bool = False) -> bool:
@@ -131,30 +193,6 @@ class _Page:
     """Whether it is printed as JSON."""
 
 
-def _planned(grid: Grid, out: Path) -> Planned:
-    """What `fedstill watch` wants to know of the runs that have not begun."""
-    title = f"{grid.recipe.paper}, scale {grid.scale}: {grid.recipe.title}"
-    return Planned(out, title, {_place(run.folder, out): str(run) for run in grid.runs})
-
-
-def _place(folder: Path, out: Path) -> str:
-    return folder.relative_to(out).as_posix()
-
-
-def _sayer(console: Console) -> Say:
-    def say(line: str) -> None:
-        console.print(line, highlight=False, soft_wrap=True, markup=False, emoji=False)
-
-    return say
-
-
-def default_jobs(runs: Sequence[GridRun]) -> int:
-    """As many as a card holds; else one per core if each has one worker, which is faster than two workers for one."""
-    if on_card(runs):
-        return fitting(runs)
-    return default_workers() if all(run.experiment.workers == 1 for run in runs) else 1
-
-
 def _refuse_other_experiments(runs: Sequence[GridRun]) -> None:
     for run in runs:
         if changed := differences(run.experiment, run.folder):
@@ -171,72 +209,6 @@ def _ended(grid: Grid, run: GridRun, evidence: Evidence | None, models: bool) ->
     if not models and grid.recipe.table != "communication":  # which counts the models' numbers
         shutil.rmtree(run.folder / MODELS, ignore_errors=True)
         checkpoint.clear(run.folder)
-
-
-def run_missing(
-    grid: Grid,
-    console: Console,
-    jobs: int | None = None,
-    force: bool = False,
-    ended: Callable[[GridRun], None] = lambda run: None,
-    plan: Planned | None = None,
-) -> dict[Path, str]:
-    """Do the runs that are not finished, and tell whoever waits for those that end well; why runs failed, by folder."""
-    say = _sayer(console)
-    missing = [run for run in grid.runs if force or not Record(run.folder).is_finished]
-    at_once = max(1, min(jobs or default_jobs(missing), len(missing)))
-    done = f"; {len(grid.runs) - len(missing)} are finished already" if len(missing) < len(grid.runs) else ""
-    say(f"{counted(len(missing), 'run')} to do, {at_once} at once{done}.")
-    takes = expected(grid.runs)
-    ordered = in_order(missing, takes, at_once)
-    pace, failures = Pace(ordered, takes, at_once), dict[Path, str]()
-    with closing(_ends(ordered, at_once, console, say, force)) as ends:
-        for number, end in enumerate(ends, 1):
-            left_s = pace.left_after(end.run.folder, end.seconds if end.reason is None else None, end.others)
-            left = f"; about {_duration(left_s)} left" if number < len(missing) else ""
-            say(f"{number}/{len(missing)} {end.run}: {_headline(grid, end)}, {end.seconds:.0f} s{left}")
-            if end.reason is not None:
-                failures[end.run.folder] = end.reason
-            else:
-                ended(end.run)
-            if plan is not None:
-                failed = {_place(folder, plan.path): reason for folder, reason in failures.items()}
-                replace(plan, failed=failed, left_s=left_s, at=time.time()).write()
-    return failures
-
-
-def _ends(
-    runs: Sequence[GridRun], at_once: int, console: Console, say: Say, force: bool
-) -> Generator[EndedRun, None, None]:
-    if at_once == 1:
-        yield from _one_by_one(runs, console, force)
-        return
-    if not on_card(runs):
-        yield from run_all(runs, at_once, force)
-        return
-    with shared(say) as environment:
-        yield from run_all(runs, at_once, force, environment)
-
-
-def _one_by_one(runs: Sequence[GridRun], console: Console, force: bool) -> Generator[EndedRun, None, None]:
-    """In this process, with all its progress to see."""
-    for run in runs:
-        started = time.monotonic()
-        with Progress(console, f"{run.experiment.name}: ", tells_corpus=False) as tell:
-            reason = attempt(run, force, tell)
-        yield EndedRun(run, reason, time.monotonic() - started)
-
-
-def _headline(grid: Grid, end: EndedRun) -> str:
-    if end.reason is not None:
-        return "failed"
-    split, metric = grid.recipe.columns[end.run.columns[0]].shows[0]
-    value = score(load_runs([end.run.folder])[0], split, metric)
-    return "done" if value is None else f"{METRICS[metric].title} {100 * value:.1f}"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def _present(grid: Grid, outcomes: Outcomes, console: Console, page: _Page) -> bool:
@@ -264,7 +236,7 @@ def _publish(
     grid: Grid, tables: Sequence[SideBySide], parts: dict[str, list[str]], console: Console, page: _Page
 ) -> None:
     """Print tables and remarks, and write them to a page."""
-    say = _sayer(console)
+    say = sayer(console)
     _write(grid, tables, parts, page.path)
     if page.as_json:
         blocks = [{"headings": table.headings, "groups": dict(table.groups)} for table in tables]

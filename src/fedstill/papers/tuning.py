@@ -19,7 +19,7 @@ from fedstill.papers.evidence import fingerprint
 from fedstill.papers.grid import Grid, GridRun, check_scale, plan_grid
 from fedstill.papers.machine import machine_of
 from fedstill.papers.recipe import read_recipe, slug
-from fedstill.papers.reproduce import run_missing
+from fedstill.papers.running import Todo, run_missing
 from fedstill.papers.side_by_side import score
 from fedstill.results.record import Record
 from fedstill.results.runs import load_runs
@@ -62,7 +62,7 @@ def tune(
     runs = [run for _, grid in planned for run in grid.runs]
     whole = replace(planned[0][1], runs=tuple(runs))
     console.print(f"{recipe.paper}, scale {scale}: {len(planned)} tries for each of {len(runs) // len(planned)} runs.")
-    failures = run_missing(whole, console, jobs)
+    failures = run_missing([Todo(whole, out)], console, jobs)
     found = [_line(name, grid, run, each, failures.get(run.folder)) for each, grid in planned for run in grid.runs]
     write_lines(evidence / FILE, found)
     best = list(chosen(found))

@@ -211,8 +211,12 @@ class CorpusSpec(Settings):
 
     @property
     def folder(self) -> Path | None:
-        """Where its files lie."""
-        return None if self.path is None else Path(self.path).expanduser()
+        """Where its files lie: for a corpus that we know, also the folder of its name in a folder of several."""
+        if self.path is None:
+            return None
+        path = Path(self.path).expanduser()
+        own = path / str(self.name)
+        return own if self.name in EMBEDDED and own.is_dir() else path
 
     @property
     def is_of_tasks(self) -> bool:
