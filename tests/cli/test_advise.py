@@ -34,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_page_has_two_examples() -> None:
     assert [re.findall(r"algorithm=(\w+)", printed) for _, printed in EXAMPLES] == [
-        ["AdaFD", "DSFL", "FedAvg"],
+        ["AdaFD", "DSFL", "FedDF"],
         ["FedAvg", "FedDRS", "FedSND"],
     ]
 
@@ -60,7 +60,7 @@ def test_the_page_names_every_method_of_the_rules_and_its_evidence() -> None:
 def test_advice_is_json_too(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fedstill("show", "algorithms", "--advise", "shops.yaml", "clients=bow", "server=bow", "--json") == 0
     told = json.loads(capsys.readouterr().out)
-    assert [one["algorithm"] for one in told["tries"]] == ["AdaFD", "DSFL", "FedAvg"]
+    assert [one["algorithm"] for one in told["tries"]] == ["AdaFD", "DSFL", "FedDF"]
     assert told["tries"][0]["bytes"] == 4 * (72 * 3 * (3 + 1) + 3)  # NC(K+1)+K numbers of four bytes
     assert told["obstacles"]["FedID"].startswith("needs labelled")
 
