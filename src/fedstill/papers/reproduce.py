@@ -103,8 +103,15 @@ def reproduce(tables: Sequence[Table], console: Console, wishes: Wishes = Wishes
                 break
             if any(not Record(run.folder).is_finished for todo in todos for run in todo.grid.runs):
                 failures |= run_missing(todos, console, wishes.jobs, wishes.force, until)
-    wholes = [_finish(table, kept, failures, console, wishes) for table in trained]
-    return all(wholes)
+    is_whole, hopeless = True, list[str]()
+    for table in trained:
+        try:
+            is_whole &= _finish(table, kept, failures, console, wishes)
+        except FedstillError as error:  # the other tables are shown before
+            hopeless.append(str(error))
+    if hopeless:
+        raise FedstillError("\n".join(hopeless))
+    return is_whole
 
 
 def _count(table: Table, console: Console, as_json: bool) -> None:
