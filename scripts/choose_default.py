@@ -261,7 +261,8 @@ def _page(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         own = [line for line in lines if line["stage"] == stage]
         where = list(dict.fromkeys(line["federation"] for line in sorted(own, key=lambda line: line["federation"])))
         seeds = sorted({line["seed"] for line in own})
-        yield f"\n## Stage {stage}: {len(where)} federations, seeds {', '.join(map(str, seeds))}\n"
+        numbers = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+        yield f"\n## Stage {stage}: {len(where)} federations, {numbers}\n"
         yield from [*SAID[stage], ""]
         yield "| candidate | gain on own rows | worse off | all rows | server | sum |"
         yield "|---|---|---|---|---|---|"

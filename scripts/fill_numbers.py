@@ -45,22 +45,37 @@ def demo() -> str:
 
 def default() -> str:
     """AdaFD's default beside its rivals, from the lines that it was chosen by."""
-    script = runpy.run_path(str(ROOT / "scripts" / "choose_default.py"))
-    every = [json.loads(line) for line in script["LINES"].read_text().splitlines()]
-    last = [line for line in every if line["stage"] == 3]
-    places = sorted({line["federation"] for line in last})
     titles = {
         "AdaFD": "AdaFD, the default",
         "AdaFD, reading: paper": "AdaFD as printed (`reading: paper`)",
         "DS-FL": "DS-FL",
         "LogitAvg": "LogitAvg",
     }
-    heading = f"mean of {len(places)} small federations, {len({line['seed'] for line in last})} seeds each"
+    places, seeds, found = _gains(3)
+    heading = f"mean of {places} small federations, {seeds} seeds each"
     rows = [f"| {heading} | gain on own rows, points | clients worse off |", "|---|---|---|"]
-    for name, title in titles.items():
-        gain, worse, _, _ = script["_means"]([line for line in last if line["candidate"] == name], places)
-        rows.append(f"| {title} | {gain:+.1f} | {worse:.0f}% |")
+    rows += [f"| {title} | {found[name][0]:+.1f} | {found[name][1]:.0f}% |" for name, title in titles.items()]
     return "\n".join(rows)
+
+
+def default_now() -> str:
+    """The same as users have it, where it was run."""
+    places, seeds, found = _gains(5)
+    said = "; ".join(f"{name} {gain:+.1f} points, {worse:.0f}% worse off" for name, (gain, worse) in found.items())
+    return f"The same {places} federations with `blend: auto`, {seeds} fresh seed{'s' if seeds > 1 else ''}: {said}."
+
+
+def _gains(stage: int) -> tuple[int, int, dict[str, tuple[float, float]]]:
+    """How many federations and seeds a stage of the choice has, and by candidate the gain and the share worse off."""
+    script = runpy.run_path(str(ROOT / "scripts" / "choose_default.py"))
+    every = [json.loads(line) for line in script["LINES"].read_text().splitlines()]
+    own = [line for line in every if line["stage"] == stage]
+    places = sorted({line["federation"] for line in own})
+    means = {
+        name: script["_means"]([line for line in own if line["candidate"] == name], places)[:2]
+        for name in sorted({line["candidate"] for line in own})
+    }
+    return len(places), len({line["seed"] for line in own}), means
 
 
 def attacks() -> str:
@@ -298,6 +313,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     for function in (
         demo,
         default,
+        default_now,
         attacks,
         speed,
         int8,
