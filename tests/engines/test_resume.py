@@ -277,6 +277,18 @@ class Endless(AdaFD):
 """Says when a client begins to train, which will take it days."""
 
 
+def test_a_signal_in_code_from_a_string_ends_with_the_same_code(small: Small, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(ENDLESS.replace("return super().opine(me)", 'exec("while True: pass")'))
+    process = start(small(algorithm=f"{tmp_path}/own.py:Endless", workers=1), tmp_path / "here")
+    try:
+        wait_for(tmp_path / "training", process)
+        os.kill(process.pid, signal.SIGTERM)
+        output = process.communicate(timeout=600)[0]
+    finally:
+        process.kill()
+    assert process.returncode == 130, output
+
+
 @pytest.mark.parametrize(
     ("signal_", "workers"),
     [

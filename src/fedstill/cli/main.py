@@ -106,6 +106,10 @@ def _main() -> None:
         _print_error(f"[bold red]error:[/] {escape(in_words(error))}")
         _print_error(escape("".join(traceback.format_list(frames)).rstrip()))
         sys.exit(1)
+    finally:
+        # A KeyboardInterrupt in code that comes from a string, as an import's dataclasses do, makes `python -m` end by
+        # the signal whatever the exit code, even if it was caught; running any such code makes it forget that.
+        exec("")
 
 
 def _print_error(line: str) -> None:
