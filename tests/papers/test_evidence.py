@@ -14,7 +14,8 @@ from rich.console import Console
 from fedstill.common.errors import FedstillError
 from fedstill.config.experiment import Experiment
 from fedstill.config.source import Source
-from fedstill.papers.evidence import MAIN_SCALE, Evidence, borrow, fingerprint, recall
+from fedstill.papers.borrowing import borrow
+from fedstill.papers.evidence import MAIN_SCALE, Evidence, fingerprint, recall
 from fedstill.papers.grid import plan_grid
 from fedstill.papers.recipe import recipe_files, recipe_path
 from fedstill.papers.reproduce import Table, Wishes, reproduce, reproduce_from

@@ -65,7 +65,7 @@ def reproduce(
     from fedstill.papers.reproduce import reproduce as make_tables
     from fedstill.papers.tuning import tune
 
-    recipes, overrides = _sorted(words)
+    recipes, overrides = _recipes_and_keys(words)
     shown = errors if as_json else console
     if len(recipes) > 1 and (kept or tuned or out or as_json):
         raise FedstillError("--from, --tune, --out and --json are for one table: give them one at a time.")
@@ -97,8 +97,8 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def _sorted(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The recipes, and the keys for every run."""
+def _recipes_and_keys(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words that name tables, and those that set keys of every run."""
     recipes = list(dict.fromkeys(word for word in words if "=" not in word))
     if not recipes:
         raise FedstillError("name a table: `fedstill show recipes` lists them.")

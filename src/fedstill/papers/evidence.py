@@ -22,7 +22,7 @@ from fedstill.papers.curves import by_step, curve, losses, weights
 from fedstill.papers.grid import Grid, GridRun, cell_run, check_scale, selected
 from fedstill.papers.kept import KeptRun
 from fedstill.papers.machine import machine_of
-from fedstill.papers.recipe import Recipe, read_recipe, recipe_path
+from fedstill.papers.recipe import Recipe, read_recipe
 from fedstill.papers.side_by_side import Outcomes, setting
 from fedstill.results.record import Record
 from fedstill.results.runs import POOLED, Run
@@ -65,7 +65,7 @@ class Evidence:
 
 def fingerprint(experiment: Experiment) -> str:
     """A hash of what an experiment sets, the same on any machine and for any seed: without the paths of folders."""
-    return _hash(_settings(experiment))
+    return hash_of(_settings(experiment))
 
 
 def _settings(experiment: Experiment) -> Line:
@@ -79,7 +79,13 @@ def _settings(experiment: Experiment) -> Line:
     return portable
 
 
-def _hash(settings: Line) -> str:
+def settings_by_name(runs: Iterable[GridRun]) -> dict[str, Line]:
+    """The settings of every cell, by the name of its runs: their seeds differ in nothing else."""
+    return {name: _settings(run.experiment) for name, run in {run.experiment.name: run for run in runs}.items()}
+
+
+def hash_of(settings: Line) -> str:
+    """A short hash of settings."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -111,92 +117,31 @@ def keep(grid: Grid, outcomes: Outcomes, evidence: Evidence) -> int:
         if isinstance(outcome := outcomes.get(run.folder), Run)
         for line in [_line(grid, run, outcome)]
     }
-    _write(evidence, _own_lines(evidence) | new)
+    write_lines(evidence, lines_of(evidence) | new)
     return len(new)
 
 
-def _own_lines(evidence: Evidence) -> dict[Key, Line]:
-    return {_key(line): line for _, line in _read(evidence.lines)} if evidence.lines.exists() else {}
+def lines_of(evidence: Evidence) -> dict[Key, Line]:
+    """The lines that are kept, of all scales."""
+    return {_key(line): line for _, line in read_lines(evidence.lines)} if evidence.lines.exists() else {}
 
 
-def _write(evidence: Evidence, lines: Mapping[Key, Line]) -> None:
+def write_lines(evidence: Evidence, lines: Mapping[Key, Line]) -> None:
+    """Put these lines in the place of all that are kept."""
     every = (line for _, line in sorted(lines.items()))
     text = "".join(json.dumps(line, sort_keys=True, ensure_ascii=False) + "\n" for line in every)
     write_whole(evidence.lines, text.encode())
 
 
-def borrow(grid: Grid, evidence: Evidence) -> int:
-    """Copy lines of other recipes for runs that have none here: papers show some runs in two places; how many."""
-    if grid.recipe.table == "communication":  # what was sent is counted for that table alone
-        return 0
-    own, others = _own_lines(evidence), _lines_of_others(grid, evidence)
-    names = sorted({other for other, _ in others})
-    found = dict[Key, Line]()
-    known = dict[str, Line]()
-    for run in grid.runs:
-        name, seed = run.experiment.name, run.experiment.seed
-        if name not in known:  # seeds of a cell differ in nothing else
-            known[name] = _settings(run.experiment)
-        settings = known[name]
-        key = grid.scale, run.group, run.row, name, seed
-        if Record(run.folder).is_finished or (key in own and own[key]["experiment"] == _hash(settings)):
-            continue
-        for other in names:
-            line = others.get((other, seed))
-            if line is not None and line["experiment"] == _hash({**settings, "name": line["name"]}):
-                place = {"group": run.group, "row": run.row, "columns": list(run.columns), "name": name}
-                found[key] = line | place | {"experiment": _hash(settings)}
-                break
-    if found:
-        _write(evidence, own | found)
-    return len(found)
-
-
-def _lines_of_others(grid: Grid, evidence: Evidence) -> dict[tuple[str, int], Line]:
-    """By a name for a run and its seed: the other recipes' lines of this scale that hold all that this table shows."""
-    found = dict[tuple[str, int], Line]()
-    for path in sorted(evidence.folder.glob("*/*.jsonl")):
-        recipe = path.relative_to(evidence.folder).with_suffix("").as_posix()
-        if path == evidence.lines or recipe_path(recipe) is None:  # somebody's data are no lines of ours
-            continue
-        for _, line in _read(path):
-            if line["scale"] == grid.scale and _holds(line, grid.recipe):
-                found[f"{recipe} {line['name']}", line["seed"]] = {"shared_with": recipe} | line
-    return found
-
-
-def _holds(line: Line, recipe: Recipe) -> bool:
-    """Whether a line has the metrics that a table shows and, where it draws curves, the splits and the losses."""
-    shown = {metric for column in recipe.columns.values() for _, metric in column.shows}
-    curves = {column.shows[0] for column in recipe.columns.values()} if recipe.table == "curves" else set()
-    is_drawn = "losses" in line or not curves  # lines of earlier versions lack them
-    by_round = line["by_round"]
-    return is_drawn and shown <= set(by_round.get(POOLED, {})) and all(m in by_round.get(s, {}) for s, m in curves)
-
-
-def anonymous(runs: Sequence[GridRun]) -> list[tuple[str, int]]:
-    """The experiment of each run, without its name, and its seed: equal for runs that several tables show."""
-    known = dict[str, str]()
-    for run in runs:
-        if run.experiment.name not in known:  # seeds of a cell differ in nothing else
-            known[run.experiment.name] = _hash({**_settings(run.experiment), "name": ""})
-    return [(known[run.experiment.name], run.experiment.seed) for run in runs]
-
-
 def already_kept(grid: Grid, evidence: Evidence) -> dict[Path, KeptRun]:
     """The runs of the grid that have a line of the same experiment, and are not on this disk, by folder."""
-    lines = _own_lines(evidence)
-    found = dict[Path, KeptRun]()
-    fingerprints = dict[str, str]()
-    for run in grid.runs:
-        name, seed = run.experiment.name, run.experiment.seed
-        line = lines.get((grid.scale, run.group, run.row, name, seed))
-        if line is None or Record(run.folder).is_finished:
-            continue
-        if name not in fingerprints:  # seeds of a cell differ in nothing else
-            fingerprints[name] = fingerprint(run.experiment)
-        if fingerprints[name] == line["experiment"]:
-            found[run.folder] = _kept(run, line)
+    lines, found = lines_of(evidence), dict[Path, KeptRun]()
+    runs = {(grid.scale, run.group, run.row, run.experiment.name, run.experiment.seed): run for run in grid.runs}
+    there = {key: run for key, run in runs.items() if key in lines and not Record(run.folder).is_finished}
+    cells = settings_by_name(there.values())
+    for key, run in there.items():
+        if hash_of(cells[run.experiment.name]) == lines[key]["experiment"]:
+            found[run.folder] = _kept(run, lines[key])
     return found
 
 
@@ -287,7 +232,7 @@ def recall(source: Source, evidence: Evidence) -> tuple[Grid, Outcomes]:
     runs, stale, taken = list[GridRun](), list[GridRun](), set[Any]()
     outcomes: dict[Path, Run | str] = {}
     cells: dict[tuple[str, ...], tuple[GridRun, str]] = {}
-    for number, line in _read(evidence.lines):
+    for number, line in read_lines(evidence.lines):
         if line["scale"] != evidence.scale:
             continue
         if _key(line) in taken:
@@ -313,10 +258,10 @@ def recall(source: Source, evidence: Evidence) -> tuple[Grid, Outcomes]:
 
 def kept_scales(evidence: Evidence) -> set[str]:
     """The scales of which lines are kept."""
-    return {str(line["scale"]) for _, line in _read(evidence.lines)} if evidence.lines.exists() else set()
+    return {str(line["scale"]) for _, line in read_lines(evidence.lines)} if evidence.lines.exists() else set()
 
 
-def _read(path: Path) -> Iterator[tuple[int, Line]]:
+def read_lines(path: Path) -> Iterator[tuple[int, Line]]:
     """The lines with their numbers; one that is no line of ours is an error."""
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:

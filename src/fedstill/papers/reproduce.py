@@ -23,8 +23,9 @@ from fedstill.config.source import Source
 from fedstill.engines import checkpoint
 from fedstill.engines.runner import differences, stopping_on_sigterm
 from fedstill.papers import curves as drawing
+from fedstill.papers.borrowing import borrow, experiments_of
 from fedstill.papers.communication import communication
-from fedstill.papers.evidence import Evidence, already_kept, anonymous, borrow, keep, origins, recall
+from fedstill.papers.evidence import Evidence, already_kept, keep, origins, recall
 from fedstill.papers.grid import Grid, GridRun, selected
 from fedstill.papers.kept import KeptRun
 from fedstill.papers.languages import languages
@@ -143,7 +144,7 @@ def _todos(
                 say(f"Kept in {evidence.lines} already: {counted(len(found), 'run')}; --force does them again.")
             kept |= found
             missing = [run for run in now if run.folder not in kept and not Record(run.folder).is_finished]
-            same = dict(zip((run.folder for run in missing), anonymous(missing), strict=True))
+            same = dict(zip((run.folder for run in missing), experiments_of(missing), strict=True))
             later = {folder for folder, key in same.items() if key in planned}
             planned |= set(same.values())
             waits |= bool(later)

@@ -95,7 +95,9 @@ CASES = (
             ),
             Try("FedAvg", "the plain average, since all models are alike", EQUAL),
             Try("FedED", "since all models are alike: predictions go up, one model comes down", EQUAL),
-            Try("MHAT", "likewise, by votes; a little behind DSFL with different models", MIXED),
+            Try(
+                "MHAT", "votes, weighted by the rows of each client; a little behind DSFL with different models", MIXED
+            ),
             Try("FedDRS", "the average, refined on made-up samples, which gained nothing with several tasks", MEASURED),
             Try("FedSND", "clients distil themselves, and each other on noise; not measured here on text", MEASURED),
             Try("FedOpt", "the average as a step of the server's own optimiser, whose rate must be tuned", BASELINES),
