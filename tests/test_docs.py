@@ -207,7 +207,7 @@ def test_the_commands_of_a_page_do_what_it_says(
         assert ended == int(command.shown.startswith("error:")), printed
         assert " ".join(command.shown.split()) in " ".join(printed.split())
     made = {
-        "quickstart": ["shops.html", "labelled.csv", "by_books.csv", "runs/alone/seed-0/summary.json"],
+        "quickstart": ["shops.html", "labelled.csv", "by_books.csv", "runs/dsfl/seed-0/summary.json"],
         "own_data": ["labelled.csv", "orders-partition.png"],
         "commands": ["labelled.csv"],
         "audit": ["runs/x/seed-0/audit.json"],

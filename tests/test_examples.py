@@ -160,13 +160,13 @@ def test_the_readmes_commands_do_what_it_says(
         printed[command.split()[1]] = capsys.readouterr().out
     assert Path("shops-partition.png").exists()
     assert {str(path) for path in Path("runs").glob("*/*")} == {
-        *(f"runs/{name}/seed-{seed}" for name in ("shops", "alone") for seed in range(3)),
+        *(f"runs/{name}/seed-{seed}" for name in ("shops", "dsfl") for seed in range(3)),
         "runs/confident/seed-0",
         "runs/shops/report.html",  # a page for all seeds
-        "runs/alone/report.html",
+        "runs/dsfl/report.html",
     }
     assert "AdaFD w/ ENWC" in printed["compare"]
-    assert "Local" in printed["compare"]
+    assert "DSFL" in printed["compare"].replace("-", "")
     labelled = list(csv.DictReader(printed["predict"].splitlines()))
     given = list(csv.DictReader(Path("new.csv").read_text().splitlines()))
     assert [row["body"] for row in labelled] == [row["body"] for row in given]

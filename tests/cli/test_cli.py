@@ -56,6 +56,9 @@ def test_a_users_own_csv_runs_predicts_and_compares(here: Path, capsys: pytest.C
     printed = capsys.readouterr().out
     assert "round 2/2: server F1" in printed
     assert "AdaFD w/ ENWC" in printed
+    assert "alone: round 2/2, clients' mean" in printed
+    assert "worse off than alone for as long" in printed
+    assert "Alone is one round" not in printed
     assert fedstill("run", "shops.yaml", "algorithm=Local", "name=alone", "--seeds", "2") == 0
     capsys.readouterr()
     assert fedstill("compare", "runs", "--json") == 0
@@ -70,6 +73,14 @@ def test_a_users_own_csv_runs_predicts_and_compares(here: Path, capsys: pytest.C
     assert [row["body"] for row in labelled] == [row["body"] for row in true]
     right = sum(ours["predicted"] == theirs["stars"] for ours, theirs in zip(labelled, true, strict=True))
     assert right / 240 > 0.7  # three classes with tell-tale words
+
+
+def test_a_comparison_with_one_round_alone_says_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedstill("run", "shops.yaml", "alone=first") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "worse off than after one round alone" in printed
+    assert "Alone is one round of training, of 2; with alone=rounds everybody first trains alone for all." in printed
+    assert not Path("runs/shops/seed-0/alone").exists()
 
 
 def test_predictions_of_a_saved_model_are_those_of_the_run(here: Path) -> None:

@@ -48,6 +48,8 @@ def run(
             raise FedstillError("give an experiment file to run, or --resume DIR to go on with a run (not both).")
         source = experiment_source(experiment, overrides or [])
         first = from_source(source)
+        if "alone" not in first.model_fields_set:
+            first = first.model_copy(update={"alone": "rounds"})
         for seed in range(first.seed, first.seed + seeds):
             chosen = first.model_copy(update={"seed": seed})
             folder = (out or Path("runs") / first.name) / f"seed-{seed}"

@@ -75,6 +75,13 @@ class Noted(Event):
 
 
 @dataclass(frozen=True)
+class Said(Event):
+    """A line about work that is not one of the run's rounds."""
+
+    line: str
+
+
+@dataclass(frozen=True)
 class RoundDone(Event):
     """A round is over; `bytes` were sent since the run began."""
 

@@ -77,6 +77,9 @@ class Experiment(Settings):
     """Share of the active clients that must answer; if fewer do, the run ends."""
     client_tests: Literal["pooled", "own"] = "pooled"
     """In a simulation: clients are measured on the test rows of all clients, or only on their own."""
+    alone: Literal["first", "rounds"] = "first"
+    """What members are compared with at the end: each client's first training, or, in a simulation, everybody alone
+    for as many rounds, which is run first, into the folder `alone` of the run. `fedstill run` takes `rounds`."""
     measure: Literal["test", "validation"] = "test"
     """The rows that scores are about. `validation`, to choose settings by: half of each client's validation rows take
     the place of its test rows, which nothing reads."""

@@ -17,7 +17,7 @@ from safetensors.numpy import save
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import Begun, Finished, Noted, Preparing, Tell, tell_nobody
-from fedstill.common.files import write_whole
+from fedstill.common.files import MODELS, write_whole
 from fedstill.common.plugins import own_files
 from fedstill.common.traces import keep_trace
 from fedstill.common.words import counted
@@ -25,6 +25,7 @@ from fedstill.config.experiment import Experiment, load_begun
 from fedstill.data.corpora.memory import kept_name
 from fedstill.data.corpus import Corpus
 from fedstill.engines import checkpoint, processes, ranks, torchrun
+from fedstill.engines.alone import Aside, experiment_alone
 from fedstill.engines.books import Books
 from fedstill.engines.checkpoint import Manifest
 from fedstill.engines.conductor import Conductor
@@ -33,6 +34,7 @@ from fedstill.engines.ranks import Place
 from fedstill.engines.table import MakeEngine, maker_of, ranks_at_work
 from fedstill.plan.plan import Plan, default_workers
 from fedstill.plan.prepare import changed_keys, prepare
+from fedstill.results.members import ALONE
 from fedstill.results.record import Record, about, write_summary
 from fedstill.results.report_to import Reporter, chosen
 from fedstill.wire.messages import SERVER
@@ -64,6 +66,7 @@ def run(
         write_whole(
             folder / "experiment.yaml", experiment.to_yaml().encode()
         )  # last: a folder with this file holds a run
+        _work_alone(experiment, folder, tell)
         tell(begun(plan, None, _hosts(plan), corpus.counts))
         return conduct(plan, folder, tell, None, make, known_before(experiment, plan, corpus), corpus.counts)
 
@@ -96,6 +99,7 @@ def resume(folder: str | Path, tell: Tell = tell_nobody, rounds: int | None = No
             tell(Noted(sentence))
         if manifest is not None:
             refuse_changes(folder, manifest, plan)
+        _work_alone(experiment, folder, tell)
         tell(begun(plan, manifest, _hosts(plan), corpus.counts))
         before = [] if manifest is not None else known_before(experiment, plan, corpus)
         remarks = [*before, *((SERVER, remark) for remark in changed_code(folder, experiment))]
@@ -117,6 +121,19 @@ def begin_or_finish(experiment: Experiment, folder: Path, force: bool = False, t
     checkpoint.settle(folder)
     tell(Finished(str(folder), was_before=True))
     return Record(folder)
+
+
+def _work_alone(experiment: Experiment, folder: Path, tell: Tell) -> None:
+    """Have everybody work alone first, or on from where that was interrupted, if the run is to be compared with it."""
+    if (alone := experiment_alone(experiment)) is None:
+        return
+    place, aside = folder / ALONE, Aside(tell)
+    changed = differences(alone, place)
+    if changed == ["rounds"]:
+        resume(place, aside, alone.rounds)
+    else:
+        begin_or_finish(alone, place, force=bool(changed), tell=aside)
+    shutil.rmtree(place / MODELS, ignore_errors=True)  # its scores and predictions are what is looked at
 
 
 def differences(experiment: Experiment, folder: Path) -> list[str] | None:
@@ -216,7 +233,7 @@ def begun(plan: Plan, after: Manifest | None, hosts: str, counts: Mapping[str, i
 
 def _what_counts(experiment: dict[str, Any]) -> dict[str, Any]:
     """The experiment without the keys and the folder on which the numbers do not depend."""
-    return {key: _anywhere(value) for key, value in experiment.items() if key not in ("engine", "report_to")}
+    return {key: _anywhere(value) for key, value in experiment.items() if key not in ("engine", "report_to", "alone")}
 
 
 def _anywhere(value: Any) -> Any:

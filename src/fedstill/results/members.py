@@ -17,6 +17,8 @@ from fedstill.wire.messages import SERVER, STAGES
 
 Measurement = Mapping[str, Any]
 
+ALONE = "alone"
+"""The folder of a run with the run in which everybody works alone for as many rounds."""
 POINT = 0.01
 """A member that lost more than this is called worse off."""
 NOTICEABLE = 2.0
@@ -62,11 +64,14 @@ class Member:
         return self.score is not None and round(self.score.gain, 3) < -POINT
 
 
-def members(measured: Sequence[Measurement], models: Mapping[str, str], metric: str) -> list[Member]:
+def members(
+    measured: Sequence[Measurement], models: Mapping[str, str], metric: str, alone: Sequence[Measurement] | None = None
+) -> list[Member]:
     """Every client's scores; empty for methods in which nobody learns from anybody.
 
-    Alone is what a client scores after its first training, before it has heard anything. If clients receive nothing
-    during a run, what they get from it is the server's model.
+    Alone is what a client scores at the end of the run in which everybody works `alone`; without one, after its first
+    training, before it has heard anything. If clients receive nothing during a run, what they get from it is the
+    server's model.
     """
     clients = [name for name in models if name != SERVER]
     lines = [line for line in measured if "split" in line and metric in line]
@@ -76,34 +81,42 @@ def members(measured: Sequence[Measurement], models: Mapping[str, str], metric: 
     found = []
     for name in clients:
         giver = name if heard & set(clients) else SERVER
-        scores = {split: _score(lines, name, giver, split, metric) for split in (f"test/{name}", "test")}
+        scores = {split: _score(lines, name, giver, split, metric, alone) for split in (f"test/{name}", "test")}
         found.append(Member(name, models[name], *scores.values()))
     return found if any(member.score for member in found) else []
 
 
-def _score(lines: Sequence[Measurement], name: str, giver: str, split: str, metric: str) -> Score | None:
-    own, given = (
-        sorted(
-            (line for line in lines if line["party"] == party and line["split"] == split),
-            key=lambda line: (line["round"], STAGES.index(line["stage"])),
-        )
-        for party in (name, giver)
-    )
-    if not own or not given or own[0]["stage"] != "trained":  # it heard an answer before it was first measured
+def _score(
+    lines: Sequence[Measurement],
+    name: str,
+    giver: str,
+    split: str,
+    metric: str,
+    alone: Sequence[Measurement] | None,
+) -> Score | None:
+    own, given = _in_order(lines, name, split), _in_order(lines, giver, split)
+    before = own[:1] if alone is None else _in_order(alone, name, split)[-1:]
+    # Without a run alone, a client may have heard an answer before it was first measured.
+    if not before or not given or before[0]["stage"] != "trained":
         return None
-    return Score(float(own[0][metric]), float(given[-1][metric]))
+    return Score(float(before[0][metric]), float(given[-1][metric]))
 
 
-def verdict(found: Sequence[Member], causes: Sequence[str]) -> str:
-    """One sentence: whether the members are better off, and if not, who is not and why."""
+def _in_order(lines: Sequence[Measurement], party: str, split: str) -> list[Measurement]:
+    own = (line for line in lines if line["party"] == party and line["split"] == split)
+    return sorted(own, key=lambda line: (line["round"], STAGES.index(line["stage"])))
+
+
+def verdict(found: Sequence[Member], causes: Sequence[str], than: str = "alone") -> str:
+    """One sentence: whether the members are better off than alone, and if not, who is not and why."""
     scored = [(member, member.score) for member in found if member.score is not None]
     worse = [(member.name, score.gain) for member, score in scored if member.is_worse_off]
     mean = 100 * fmean(score.gain for _, score in scored)
     if not worse:
-        return f"No client is worse off than alone by more than a point; {mean:+.1f} points on average."
+        return f"No client is worse off than {than} by more than a point; {mean:+.1f} points on average."
     worse.sort(key=lambda item: item[1])
     named = listed([f"{name} {100 * gain:+.1f}" for name, gain in worse], most=4)
-    said = f"{len(worse)} of {len(scored)} clients are worse off than alone by more than a point ({named}); "
+    said = f"{len(worse)} of {len(scored)} clients are worse off than {than} by more than a point ({named}); "
     why = "; ".join(causes) if causes else "no cause was found: compare with algorithm=DSFL and algorithm=Local"
     return f"{said}{mean:+.1f} points on average. Why: {why}."
 

@@ -14,7 +14,19 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedstill.common.events import Begun, Event, Finished, Measured, Noted, Preparing, Rested, RoundDone, Saving, Step
+from fedstill.common.events import (
+    Begun,
+    Event,
+    Finished,
+    Measured,
+    Noted,
+    Preparing,
+    Rested,
+    RoundDone,
+    Said,
+    Saving,
+    Step,
+)
 from fedstill.common.units import size_text
 from fedstill.common.words import counted
 from fedstill.learning.metrics import METRICS
@@ -77,6 +89,8 @@ class Progress:
                 if note not in self.noted:  # the log has every time it was noted
                     self.noted.add(note)
                     self._say(f"note: {note}", style="yellow")
+            case Said(line):
+                self._say(f"{self.title}{line}")
             case RoundDone():
                 self._round_done(event)
             case Saving():

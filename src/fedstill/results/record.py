@@ -25,7 +25,7 @@ from fedstill.data.corpora import CorpusSpec
 from fedstill.learning.fast import Fast, accelerate
 from fedstill.models import Model, load
 from fedstill.plan.plan import Plan
-from fedstill.results.members import Member, causes, members, verdict
+from fedstill.results.members import ALONE, Member, causes, members, verdict
 from fedstill.results.privacy import in_words, spent
 from fedstill.wire.ledger import condensed
 from fedstill.wire.messages import SERVER, STAGES
@@ -117,6 +117,11 @@ class Record:
     def members(self) -> list[Member]:
         """What every client had alone and has after the run; empty if nobody learnt from anybody."""
         return [Member.from_json(values) for values in self.summary.get("members", [])]
+
+    @property
+    def rounds_alone(self) -> int:
+        """How many rounds of training `alone` means in `members`."""
+        return int(self.summary.get("alone_rounds", 1))
 
     @property
     def verdict(self) -> str | None:
@@ -235,13 +240,16 @@ def write_summary(
     known = about(plan)
     known["models"] |= own_models or {}
     measured = [line for line in record.metrics if "split" in line]
-    found = members(measured, known["models"], plan.metrics[0])
+    alone = alone_beside(record, known)
+    rounds_alone = 1 if alone is None else plan.experiment.rounds
+    found = members(measured, known["models"], plan.metrics[0], alone)
     why = causes(record.metrics, record.log, known["models"], known_causes)
     noted = Counter(line["note"] for line in record.log if "note" in line and line["party"] != "corpus")
     summary = known | {
         "scores": _scores(measured, plan.clients, plan.experiment.method.has_server_model),
         "members": [asdict(member) for member in found],
-        "verdict": verdict(found, why) if found else None,
+        "alone_rounds": rounds_alone,
+        "verdict": verdict(found, why, _than(rounds_alone, plan.experiment.rounds)) if found else None,
         "cautions": record.cautions,
         "best_on_validation": _best_on_validation(measured, plan.metrics[0]),
         "notes": [f"{note} ({times}x)" if times > 1 else note for note, times in noted.items()],
@@ -251,6 +259,22 @@ def write_summary(
         "seconds": round(seconds, 2),
     }
     write_whole(record.folder / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+
+
+def alone_beside(record: Record, known: Mapping[str, Any]) -> list[Measurement] | None:
+    """What was measured in the folder's run in which everybody works alone for as long; None if there is none."""
+    alone = Record(record.folder / ALONE)
+    same = ("seed", "rounds", "clients", "metrics", "test_fingerprint")
+    if not alone.is_finished or any(alone.summary[key] != known[key] for key in same):
+        return None
+    return [line for line in alone.metrics if "split" in line]
+
+
+def _than(rounds_alone: int, rounds: int) -> str:
+    """What members are compared with."""
+    if rounds == 1:
+        return "alone"
+    return "alone for as long" if rounds_alone == rounds else "after one round alone"
 
 
 def about(plan: Plan) -> dict[str, Any]:

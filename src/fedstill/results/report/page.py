@@ -19,13 +19,15 @@ from fedstill.common.files import write_whole
 from fedstill.common.units import size_text
 from fedstill.common.version import VERSION
 from fedstill.results.compare import Difference, MethodRow, Spread
+from fedstill.results.members import ALONE
+from fedstill.results.record import Record
 from fedstill.results.report.board import Board, boards
 from fedstill.results.report.board_charts import board_charts
 from fedstill.results.report.charts import run_charts
 from fedstill.results.report.forms import Chart
 from fedstill.results.report.material import reading_once
 from fedstill.results.report.series import RunSeries, series
-from fedstill.results.runs import Run, Runs, load_runs
+from fedstill.results.runs import Run, Runs, load_run, load_runs
 from fedstill.results.significance import p_text
 
 HERE = Path(__file__).parent
@@ -177,8 +179,8 @@ def plain(value: Any, key: str = "") -> Any:
 
 
 def alone(run: Run, runs: Sequence[Run]) -> Run | None:
-    """The run of the same seed and test in which every client works alone."""
-    return next(
+    """The run of the same seed and test in which every client works alone: one of these, or the run's own."""
+    among = next(
         (
             other
             for other in runs
@@ -188,6 +190,8 @@ def alone(run: Run, runs: Sequence[Run]) -> Run | None:
         ),
         None,
     )
+    own = run.folder / ALONE
+    return among or (load_run(own) if Record(own).is_finished else None)
 
 
 def _leaderboard(board: Board) -> tuple[list[str], list[list[Cell]]]:
