@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from fedstill.results.members import Member, Score, causes, members, verdict
@@ -26,6 +28,14 @@ def test_alone_is_the_first_training_and_after_is_the_last_that_was_measured():
     assert Member.from_json({"name": "north", "model": "bow", "own": {"alone": 0.5, "after": 0.6}, "every": None}).own
 
 
+def test_alone_is_the_last_round_of_a_run_in_which_everybody_works_alone():
+    measured = [line("north", 1, "trained", "test/north", 0.5), line("north", 2, "distilled", "test/north", 0.6)]
+    alone = [line("north", round, "trained", "test/north", f1) for round, f1 in ((2, 0.7), (1, 0.5))]
+    (north,) = members(measured, {"server": "minilm", "north": "bow"}, "f1", alone)
+    assert north.own == Score(0.7, 0.6)
+    assert (north.giver, north.is_worse_off) == ("north", True)
+
+
 def test_a_client_that_heard_before_it_was_measured_has_no_score_of_its_own():
     measured = [line("north", 2, "distilled", "test", 0.5), line("north", 3, "trained", "test", 0.6)]
     assert members(measured, {"north": "bow"}, "f1") == []
@@ -45,6 +55,11 @@ def test_the_verdict_names_the_worst_off_first_and_says_why():
     assert said.startswith("2 of 4 clients are worse off than alone by more than a point (south -20.0, north -5.0);")
     assert said.endswith("+1.1 points on average. Why: the server came to predict one class.")
     assert "no cause was found" in verdict(found, [])
+    sure = [replace(member, p=p) for member, p in zip(found, (0.3, 0.01, None, None), strict=True)]
+    assert "(south -20.0, north -5.0), 1 of them by more than chance; +1.1 points" in verdict(sure, [])
+    assert "(south -20.0), which is more than chance; " in verdict(sure[1:], [])
+    assert "(north -5.0), which may be chance; " in verdict([sure[0], found[2]], [])
+    assert "chance" not in verdict([sure[0], found[1]], [])  # unknown of one
     assert verdict(found[2:], ["anything"]).startswith("No client is worse off")
 
 

@@ -21,6 +21,8 @@ ALONE = "alone"
 """The folder of a run with the run in which everybody works alone for as many rounds."""
 POINT = 0.01
 """A member that lost more than this is called worse off."""
+SURE = 0.05
+"""A loss is more than chance if its p is below this."""
 NOTICEABLE = 2.0
 """Models of a kind have a noticeable share of the weight if it is so many times their share of the clients."""
 
@@ -46,12 +48,16 @@ class Member:
     model: str
     own: Score | None
     every: Score | None
+    giver: str = ""
+    """Whose model it has at the end: its own, or the server's."""
+    p: float | None = None
+    """Of a loss: how likely one of this size is by the chance of its test rows, as far as that is known."""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Member:
         """The member that a summary holds."""
         own, every = (None if (score := values[what]) is None else Score(**score) for what in ("own", "every"))
-        return cls(values["name"], values["model"], own, every)
+        return cls(values["name"], values["model"], own, every, values.get("giver", ""), values.get("p"))
 
     @property
     def score(self) -> Score | None:
@@ -81,8 +87,8 @@ def members(
     found = []
     for name in clients:
         giver = name if heard & set(clients) else SERVER
-        scores = {split: _score(lines, name, giver, split, metric, alone) for split in (f"test/{name}", "test")}
-        found.append(Member(name, models[name], *scores.values()))
+        own, every = (_score(lines, name, giver, split, metric, alone) for split in (f"test/{name}", "test"))
+        found.append(Member(name, models[name], own, every, giver))
     return found if any(member.score for member in found) else []
 
 
@@ -116,9 +122,23 @@ def verdict(found: Sequence[Member], causes: Sequence[str], than: str = "alone")
         return f"No client is worse off than {than} by more than a point; {mean:+.1f} points on average."
     worse.sort(key=lambda item: item[1])
     named = listed([f"{name} {100 * gain:+.1f}" for name, gain in worse], most=4)
-    said = f"{len(worse)} of {len(scored)} clients are worse off than {than} by more than a point ({named}); "
+    said = (
+        f"{len(worse)} of {len(scored)} clients are worse off than {than} by more than a point ({named}){_sure(found)}"
+    )
     why = "; ".join(causes) if causes else "no cause was found: compare with algorithm=DSFL and algorithm=Local"
-    return f"{said}{mean:+.1f} points on average. Why: {why}."
+    return f"{said}; {mean:+.1f} points on average. Why: {why}."
+
+
+def _sure(found: Sequence[Member]) -> str:
+    """A clause: how many of those worse off are so by more than chance, if that is known of all of them."""
+    chances = [member.p for member in found if member.is_worse_off]
+    known = [p for p in chances if p is not None]
+    if len(known) < len(chances):
+        return ""
+    surely = sum(p < SURE for p in known)
+    if len(known) == 1:
+        return f", which {'is more than' if surely else 'may be'} chance"
+    return f", {surely or 'none'} of them by more than chance"
 
 
 def causes(

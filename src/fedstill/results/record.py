@@ -25,6 +25,7 @@ from fedstill.data.corpora import CorpusSpec
 from fedstill.learning.fast import Fast, accelerate
 from fedstill.models import Model, load
 from fedstill.plan.plan import Plan
+from fedstill.results.chance import with_chances
 from fedstill.results.members import ALONE, Member, causes, members, verdict
 from fedstill.results.privacy import in_words, spent
 from fedstill.wire.ledger import condensed
@@ -243,6 +244,7 @@ def write_summary(
     alone = alone_beside(record, known)
     rounds_alone = 1 if alone is None else plan.experiment.rounds
     found = members(measured, known["models"], plan.metrics[0], alone)
+    found = with_chances(found, record.folder, plan.partition.test, len(plan.labels), plan.metrics[0])
     why = causes(record.metrics, record.log, known["models"], known_causes)
     noted = Counter(line["note"] for line in record.log if "note" in line and line["party"] != "corpus")
     summary = known | {
