@@ -44,38 +44,26 @@ def demo() -> str:
 
 
 def default() -> str:
-    """AdaFD's default beside its rivals, from the lines that it was chosen by."""
+    """AdaFD's default beside its rivals, against everybody alone for as long."""
     titles = {
         "AdaFD": "AdaFD, the default",
         "AdaFD, reading: paper": "AdaFD as printed (`reading: paper`)",
         "DS-FL": "DS-FL",
         "LogitAvg": "LogitAvg",
     }
-    places, seeds, found = _gains(3)
-    heading = f"mean of {places} small federations, {seeds} seeds each"
-    rows = [f"| {heading} | gain on own rows, points | clients worse off |", "|---|---|---|"]
-    rows += [f"| {title} | {found[name][0]:+.1f} | {found[name][1]:.0f}% |" for name, title in titles.items()]
-    return "\n".join(rows)
-
-
-def default_now() -> str:
-    """The same as users have it, where it was run."""
-    places, seeds, found = _gains(5)
-    said = "; ".join(f"{name} {gain:+.1f} points, {worse:.0f}% worse off" for name, (gain, worse) in found.items())
-    return f"The same {places} federations with `blend: auto`, {seeds} fresh seed{'s' if seeds > 1 else ''}: {said}."
-
-
-def _gains(stage: int) -> tuple[int, int, dict[str, tuple[float, float]]]:
-    """How many federations and seeds a stage of the choice has, and by candidate the gain and the share worse off."""
     script = runpy.run_path(str(ROOT / "scripts" / "choose_default.py"))
     every = [json.loads(line) for line in script["LINES"].read_text().splitlines()]
-    own = [line for line in every if line["stage"] == stage]
-    places = sorted({line["federation"] for line in own})
-    means = {
-        name: script["_means"]([line for line in own if line["candidate"] == name], places)[:2]
-        for name in sorted({line["candidate"] for line in own})
-    }
-    return len(places), len({line["seed"] for line in own}), means
+    own = [line for line in every if line["stage"] == 6]
+    places, seeds = (sorted({line[what] for line in own}) for what in ("federation", "seed"))
+    found = {name: script["means"](own, name, places) for name in {line["candidate"] for line in own}}
+    alone = found[script["LOCAL"]]
+    heading = f"mean of {len(places)} small federations, {len(seeds)} fresh seed{'s' if len(seeds) > 1 else ''}"
+    rows = [
+        f"| {heading} | gain on own rows | better off | worse off | gain on everybody's rows |",
+        "|---|---|---|---|---|",
+    ]
+    rows += [f"| {title} | {found[n].shown} | {found[n].every - alone.every:+.1f} |" for n, title in titles.items()]
+    return "\n".join(rows)
 
 
 def attacks() -> str:
@@ -313,7 +301,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     for function in (
         demo,
         default,
-        default_now,
         attacks,
         speed,
         int8,

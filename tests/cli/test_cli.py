@@ -163,6 +163,20 @@ def test_help_waits_for_no_library_that_learns() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize(
+    ("words", "begins"), [(["workers=2"], True), (["workers=1"], False), (["engine=flare"], False), (["rounds"], False)]
+)
+def test_workers_load_before_this_process_has_loaded_anything_slow(here: Path, words: list[str], begins: bool) -> None:
+    program = (
+        "import sys\nfrom multiprocessing import forkserver\nfrom pathlib import Path\n"
+        "from fedstill.cli.common import load_workers_early\n"
+        f"load_workers_early(Path('shops.yaml'), {words})\n"
+        "print(forkserver._forkserver._forkserver_pid is not None, 'torch' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == [str(begins), "False"]
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_complete_commands(shell: str) -> None:
     asked = {"_FEDSTILL_COMPLETE": f"complete_{shell}", "COMP_WORDS": "fedstill pre", "COMP_CWORD": "1"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,6 +51,25 @@ def read_source(path: Path) -> Any:
     if found is None and path.suffix not in (".yaml", ".yml"):
         raise FedstillError(f"there is no file or recipe {str(path)!r}; {nearest(path.as_posix(), recipe_files())}")
     return Source.read(found or path)
+
+
+def load_workers_early(path: Path, overrides: list[str]) -> None:
+    """Have the processes that workers come from load while this one does, if the run is likely to have workers.
+
+    Both load for seconds, and a run's first batch waits for both. What is wrong with the file is said later.
+    """
+    from fedstill.engines import processes
+
+    if "TORCHELASTIC_RUN_ID" in os.environ or Path("/dev/nvidiactl").exists():
+        return  # ranks host the clients, or one process that has a GPU
+    try:
+        source = read_source(path)
+        source.override(overrides)
+    except (FedstillError, OSError):
+        return
+    keys = source.values
+    if keys.get("workers", "auto") != 1 and keys.get("engine", "local") == "local" and (os.cpu_count() or 1) > 1:
+        processes.context(processes.WORKERS)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedstill.cli.common import Json, console, errors, experiment_source, saying_how_to_go_on
+from fedstill.cli.common import Json, console, errors, experiment_source, load_workers_early, saying_how_to_go_on
 from fedstill.cli.report import page_of, tell_rounds
 from fedstill.common.errors import FedstillError
 
@@ -27,6 +27,8 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run an experiment, or go on with one."""
+    if (file := experiment if resume is None else resume / "experiment.yaml") is not None:
+        load_workers_early(file, overrides or [])
     from fedstill.cli.gains import tell_members, to_json
     from fedstill.config.experiment import from_source
     from fedstill.engines import runner
