@@ -106,7 +106,7 @@ WHERE: dict[int, tuple[str, ...]] = {
     3: (*SIXTEEN, *MIXED, *EQUAL, "dbpedia, mixed"),
     4: (*MIXED[:3], *EQUAL, "agnews, any labels, mixed", "agnews, any labels, equal", "tweets, bow"),
 }
-WHERE[5] = WHERE[6] = WHERE[3]
+WHERE[5] = WHERE[6] = WHERE[7] = WHERE[3]
 """The federations of each stage."""
 
 PROBABILITIES = {"name": "AdaFD", "reading": "paper", "opinions": "probabilities", "server_loss": "kl"}
@@ -187,7 +187,11 @@ CANDIDATES: dict[int, dict[str, Settings]] = {
 }
 """What was tried in each stage. All of stage 2 rehearse, and their answer is the blend."""
 CANDIDATES[5] = CANDIDATES[3]
-CANDIDATES[6] = CANDIDATES[3] | {LOCAL: {"name": "Local"}}
+CANDIDATES[7] = {
+    "answer / 0.1, server plain": {"name": "AdaFD", "sharpen": 0.1, "server_sharpen": 0},
+    "answer / 0.1": {"name": "AdaFD", "sharpen": 0.1},
+}
+CANDIDATES[6] = {name: CANDIDATES[3][name] for name in ("AdaFD", "DS-FL")} | {LOCAL: {"name": "Local"}}
 
 
 def brands() -> Path:

@@ -45,12 +45,7 @@ def demo() -> str:
 
 def default() -> str:
     """AdaFD's default beside its rivals, against everybody alone for as long."""
-    titles = {
-        "AdaFD": "AdaFD, the default",
-        "AdaFD, reading: paper": "AdaFD as printed (`reading: paper`)",
-        "DS-FL": "DS-FL",
-        "LogitAvg": "LogitAvg",
-    }
+    titles = {"AdaFD": "AdaFD, the default", "DS-FL": "DS-FL"}
     script = runpy.run_path(str(ROOT / "scripts" / "choose_default.py"))
     every = [json.loads(line) for line in script["LINES"].read_text().splitlines()]
     own = [line for line in every if line["stage"] == 6]

@@ -268,6 +268,15 @@ def test_without_sharpening_the_answer_is_the_log_of_the_blend(bench, opinions):
     np.testing.assert_allclose(answer.logits.numpy(), np.log(softmax(logits_of(ups), axis=-1).mean(0)), atol=1e-5)
 
 
+def test_the_server_may_learn_from_softer_labels_than_it_answers_with(bench, opinions, same):
+    me, ups = bench.server(), opinions(loss=LOSSES)
+    answer = AdaFD(sharpen=0.1, server_sharpen=0.0).server(me, ups)
+    probabilities = np.einsum("k,knc->nc", softmax(-np.array(LOSSES)), softmax(logits_of(ups), axis=-1))
+    np.testing.assert_allclose(answer.logits.numpy(), probabilities / 0.1, rtol=1e-5)
+    wanted = torch.from_numpy(probabilities).float()
+    same(me, bench.after_one_step(lambda z: (wanted * (wanted.log() - z.log_softmax(-1))).sum(-1).mean()))
+
+
 def test_a_client_divides_its_loss_by_the_entropy_of_its_labels_at_least_a_tenth_of_the_largest(bench):
     for rows, expected in (
         (np.arange(12, 24), math.log(3)),

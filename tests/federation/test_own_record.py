@@ -55,7 +55,9 @@ def test_its_gain_is_the_one_that_the_centre_computed(finished: tuple[Together, 
     member = next(member for member in record.members if member.name == "books")
     assert member.own is not None
     said = own_record.gain(own_folder(stage, "books")) or ""
-    assert said.startswith(f"alone {100 * member.own.alone:.1f}, now {100 * member.own.after:.1f}, gain ")
+    assert said.startswith(
+        f"after one round alone {100 * member.own.alone:.1f}, now {100 * member.own.after:.1f}, gain "
+    )
     assert "on your own test rows" in said
     assert "scores: false" in (own_record.gain(own_folder(stage, "garden")) or "")
     assert own_record.gain(stage.folder / "nowhere") is None

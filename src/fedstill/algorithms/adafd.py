@@ -47,6 +47,7 @@ class AdaFD(Algorithm):
     server_loss: Distillation | None = None
     answer: AnswerOf | None = None
     sharpen: NotNegative | None = None
+    server_sharpen: NotNegative | None = None
     rehearsal: bool | None = None
     client_loss: Distillation = "kl"
     temperature: Positive = 1.0
@@ -120,13 +121,16 @@ class AdaFD(Algorithm):
         weights = self.weights(me, ups)
         holds: Holds = "probabilities" if self.how.opinions == "probabilities" else "logits"
         blend = self.teachers(ups).blend("logits", weights, holds)  # Eq. 8
-        if self.how.sharpen:
-            blend = blend / self.how.sharpen
-        elif self.how.opinions == "probabilities":
-            blend = blend.clamp(min=1e-12).log()
         loss = distillation(self.how.server_loss, self.temperature, self.center_logits)  # Eqs. 9, 10
-        me.distill(blend, loss, settings=self._settings(me.spec.distill))
-        return Answer(me.predict() if self.how.answer == "server" else blend)
+        own = self.how.sharpen if self.how.server_sharpen is None else self.how.server_sharpen
+        me.distill(self._sharp(blend, own), loss, settings=self._settings(me.spec.distill))
+        return Answer(me.predict() if self.how.answer == "server" else self._sharp(blend, self.how.sharpen))
+
+    def _sharp(self, blend: Tensor, by: float) -> Tensor:
+        """The blend as logits to learn from."""
+        if by:
+            return blend / by
+        return blend.clamp(min=1e-12).log() if self.how.opinions == "probabilities" else blend
 
     def teachers(self, ups: Replies[Opinion]) -> Replies[Opinion]:
         """The opinions to blend, on one scale; centred if each class has its own weights."""

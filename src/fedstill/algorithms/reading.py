@@ -26,6 +26,8 @@ class Reading:
     server_loss: Distillation = "mse"
     answer: AnswerOf = "server"
     sharpen: float = 0.0
+    server_sharpen: float | None = None
+    """For what the server itself learns from; None: as `sharpen`."""
     rehearsal: bool = False
 
 

@@ -26,7 +26,6 @@ class Stopped(Exception):
 
 def experiment_source(experiment: Path, overrides: list[str]) -> Any:
     """An experiment file or recipe with overrides; a table is an error."""
-    from fedstill.engines.table import check_name
     from fedstill.papers.recipe import is_grid
 
     source = read_source(experiment)
@@ -34,6 +33,8 @@ def experiment_source(experiment: Path, overrides: list[str]) -> Any:
         raise FedstillError(f"{experiment} is a table of many experiments: use `fedstill reproduce {experiment}`.")
     source.override(overrides)
     if isinstance(engine := source.values.get("engine"), str):
+        from fedstill.engines.table import check_name
+
         try:
             check_name(engine)
         except FedstillError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,8 +27,14 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run an experiment, or go on with one."""
-    if (file := experiment if resume is None else resume / "experiment.yaml") is not None:
-        load_workers_early(file, overrides or [])
+    source: Any = None
+    if resume is not None:
+        load_workers_early(resume / "experiment.yaml", [])
+    elif experiment is not None:
+        load_workers_early(experiment, overrides or [])
+        source = experiment_source(experiment, overrides or [])  # a mistake in it is told before anything slow loads
+    else:
+        raise FedstillError("give an experiment file to run, or --resume DIR to go on with a run (not both).")
     from fedstill.cli.gains import tell_members, to_json
     from fedstill.config.experiment import from_source
     from fedstill.engines import runner
@@ -46,9 +52,6 @@ def run(
         with saying_how_to_go_on(resume, command(f"run --resume {resume}")), Progress(shown) as tell:
             runner.resume(resume, tell, rounds)
     else:
-        if experiment is None:
-            raise FedstillError("give an experiment file to run, or --resume DIR to go on with a run (not both).")
-        source = experiment_source(experiment, overrides or [])
         first = from_source(source)
         if "alone" not in first.model_fields_set:
             first = first.model_copy(update={"alone": "rounds"})

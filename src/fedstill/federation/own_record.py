@@ -93,7 +93,8 @@ def gain(folder: Path) -> str | None:
         alone = max(measured, key=lambda line: line["round"]).get(metric)
         return None if alone is None else f"{100 * alone:.1f} alone; nothing was learnt from others yet ({about})."
     score = found[0].score
-    return f"alone {100 * score.alone:.1f}, now {100 * score.after:.1f}, gain {100 * score.gain:+.1f} ({about})."
+    before, now, gained = (100 * value for value in (score.alone, score.after, score.gain))
+    return f"after one round alone {before:.1f}, now {now:.1f}, gain {gained:+.1f} ({about})."
 
 
 def _measured(folder: Path) -> list[dict[str, Any]]:
