@@ -84,6 +84,17 @@ CASES = (
         ),
     ),
     Case(
+        "bags of words only",
+        (
+            Try("DSFL", "its sharp labels suit linear models, which gained most by it, on all rows too", DEFAULT),
+            Try(
+                "AdaFD",
+                "with `sharpen: 0.1` and `server_sharpen: 0` it is as good here; as it comes it is not",
+                DEFAULT,
+            ),
+        ),
+    ),
+    Case(
         "anything",
         (
             Try("AdaFD", "on text of one task it gained most over working alone, and hurt the fewest clients", DEFAULT),
@@ -152,6 +163,7 @@ class Situation:
             "clients may lie": self.wishes.untrusted,
             "several tasks": len(self.plan.tasks) > 1,
             "images": self.plan.shape is not None,
+            "bags of words only": all(spec.model.name == "bow" for spec in self.plan.clients.values()),
             "anything": True,
         }
 
