@@ -223,7 +223,7 @@ def test_leave_says_what_the_site_gained(here: Path, capsys: pytest.CaptureFixtu
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert fedstill("federation", "leave", str(kit)) == 0
-    assert "wards-0123456789ab: alone 50.0, now 62.5, gain +12.5" in capsys.readouterr().out
+    assert "wards-0123456789ab: after one round alone 50.0, now 62.5, gain +12.5" in capsys.readouterr().out
 
 
 def test_a_second_join_says_that_it_takes_part_already_and_changes_nothing(

@@ -49,6 +49,7 @@ IS_LOCAL = {
     "partition": {"test": 0.3},
     "public": "reviews",
     "client_tests": "own",
+    "alone": "rounds",
     "measure": "validation",
     "engine": "flare",
     "workers": 7,

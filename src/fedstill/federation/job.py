@@ -20,6 +20,7 @@ LOCAL = (
     "partition",
     "public",
     "client_tests",
+    "alone",
     "measure",
     "engine",
     "workers",

@@ -88,8 +88,8 @@ CASES = (
         (
             Try("DSFL", "its sharp labels suit linear models, which gained most by it, on all rows too", DEFAULT),
             Try(
-                "AdaFD",
-                "with `sharpen: 0.1` and `server_sharpen: 0` it is as good here; as it comes it is not",
+                {"name": "AdaFD", "sharpen": 0.1, "server_sharpen": 0},
+                "with labels as sharp for the clients it is as good here; as it comes it is not",
                 DEFAULT,
             ),
         ),
