@@ -5,8 +5,10 @@ import runpy
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
+
 from fedstill.algorithms import make
-from fedstill.algorithms.reading import READINGS, Reading
+from fedstill.algorithms.reading import READINGS, Reading, sharpness
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "choose_default.py"))
@@ -21,9 +23,11 @@ def test_what_was_chosen_in_stage_2_is_the_default():
     chosen = make(SCRIPT["CANDIDATES"][2]["training loss, beta 1, / 0.3"])
     default = make("AdaFD")
     assert chosen.weigher == default.weigher
-    same = {item.name for item in fields(Reading) if item.name != "beta"}
+    same = {item.name for item in fields(Reading) if item.name not in ("beta", "sharpen")}
     assert {name: getattr(chosen.how, name) for name in same} == {name: getattr(default.how, name) for name in same}
     assert default.how == READINGS["comparable"]
+    assert [sharpness(labels) for labels in (2, 3, 4)] == [chosen.how.sharpen] * 3
+    assert sharpness(14) == pytest.approx(SCRIPT["CANDIDATES"][8]["/ 0.208"]["sharpen"], abs=3e-3)
 
 
 def test_every_line_is_of_a_candidate_and_a_federation_of_the_script(tmp_path):

@@ -14,6 +14,7 @@ import fedstill
 from fedstill.algorithms import make
 from fedstill.algorithms.adafd import AdaFD
 from fedstill.algorithms.competence import odds
+from fedstill.algorithms.reading import sharpness
 from fedstill.algorithms.weightings import ENWC, RNWC
 from fedstill.common.errors import FedstillError
 from fedstill.common.randomness import generator
@@ -266,6 +267,13 @@ def test_without_sharpening_the_answer_is_the_log_of_the_blend(bench, opinions):
     ups = opinions(loss=LOSSES)
     answer = AdaFD(sharpen=0.0, weighting=ENWC(0.0)).server(bench.server(), ups)
     np.testing.assert_allclose(answer.logits.numpy(), np.log(softmax(logits_of(ups), axis=-1).mean(0)), atol=1e-5)
+
+
+@pytest.mark.parametrize("classes", [5, 14, 100])
+def test_with_many_classes_a_sure_blend_stays_nine_tenths_sure(classes):
+    sure = np.eye(classes)[0] / sharpness(classes)
+    assert softmax(sure)[0] == pytest.approx(0.9)
+    assert sharpness(classes) < sharpness(4) == sharpness(2) == 0.3
 
 
 def test_the_server_may_learn_from_softer_labels_than_it_answers_with(bench, opinions, same):

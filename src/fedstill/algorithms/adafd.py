@@ -11,7 +11,7 @@ from torch import Tensor
 from fedstill.algorithms.base import Algorithm, NotNegative, Positive
 from fedstill.algorithms.competence import odds
 from fedstill.algorithms.finer import by_certainty, by_class, by_competence, seen
-from fedstill.algorithms.reading import OPTIONS, READINGS, AnswerOf, LossOf, LossScale, Opinions, Reading
+from fedstill.algorithms.reading import OPTIONS, READINGS, AnswerOf, LossOf, LossScale, Opinions, Reading, sharpness
 from fedstill.algorithms.weightings import ENWC, Uniform, Weighting
 from fedstill.common.errors import FedstillError
 from fedstill.learning.losses import Distillation, ce, distillation
@@ -122,9 +122,10 @@ class AdaFD(Algorithm):
         holds: Holds = "probabilities" if self.how.opinions == "probabilities" else "logits"
         blend = self.teachers(ups).blend("logits", weights, holds)  # Eq. 8
         loss = distillation(self.how.server_loss, self.temperature, self.center_logits)  # Eqs. 9, 10
-        own = self.how.sharpen if self.how.server_sharpen is None else self.how.server_sharpen
+        sharp = self.how.sharpen if self.how.sharpen is not None else sharpness(blend.shape[1])
+        own = sharp if self.how.server_sharpen is None else self.how.server_sharpen
         me.distill(self._sharp(blend, own), loss, settings=self._settings(me.spec.distill))
-        return Answer(me.predict() if self.how.answer == "server" else self._sharp(blend, self.how.sharpen))
+        return Answer(me.predict() if self.how.answer == "server" else self._sharp(blend, sharp))
 
     def _sharp(self, blend: Tensor, by: float) -> Tensor:
         """The blend as logits to learn from."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -25,7 +26,8 @@ class Reading:
     loss_scale: LossScale = "none"
     server_loss: Distillation = "mse"
     answer: AnswerOf = "server"
-    sharpen: float = 0.0
+    sharpen: float | None = 0.0
+    """None: by the number of classes."""
     server_sharpen: float | None = None
     """For what the server itself learns from; None: as `sharpen`."""
     rehearsal: bool = False
@@ -40,9 +42,20 @@ READINGS = {
         loss_scale="label_entropy",
         server_loss="kl",
         answer="blend",
-        sharpen=0.3,
+        sharpen=None,
         rehearsal=True,
     ),
 }
+
+SOFT, SURE = 0.3, 0.9
+
+
+def sharpness(classes: int) -> float:
+    """What divides blended probabilities: 0.3, and for more than four classes so little that a sure blend stays sure.
+
+    Probabilities divided by s are the logits of a softmax whose largest value is 1 / (1 + (C - 1) exp(-1/s)).
+    """
+    return min(SOFT, 1 / math.log((classes - 1) * SURE / (1 - SURE))) if classes > 2 else SOFT
+
 
 OPTIONS = tuple(option.name for option in fields(Reading) if option.name != "beta")
