@@ -304,7 +304,7 @@ def _page(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for name, found in sorted(rows, key=lambda row: -row[1].sum):
             server, total = ("–", "–") if name == LOCAL else (f"{found.server:.1f}", f"{found.sum:.1f}")
             yield f"| {name} | {found.shown} | {found.every:.1f} | {server} | {total} |"
-        if stage in (3, 5, 7):
+        if stage in (3, 5, 7, 8):
             yield from _by_federation(own, where)
 
 
@@ -400,7 +400,8 @@ taken.""".splitlines(),
     8: """\
 Fourteen labels: divided by 0.3, a blend that is half sure of one becomes a label that is a quarter sure. Divided by
 0.208, a sure one stays 90% sure, as with four labels. Taken for more than four labels, as 1 / ln(9 (C - 1)); until then
-the default had 0.3 for any number, in stages 6 and 7 too.""".splitlines(),
+the default had 0.3 for any number, in stages 6 and 7 too. Seed 7 was run with mixed models only, after the
+choice.""".splitlines(),
 }
 
 
