@@ -168,10 +168,12 @@ def test_help_waits_for_no_library_that_learns() -> None:
 )
 def test_workers_load_before_this_process_has_loaded_anything_slow(here: Path, words: list[str], begins: bool) -> None:
     program = (
-        "import sys\nfrom multiprocessing import forkserver\nfrom pathlib import Path\n"
+        "import os, signal, sys\nfrom multiprocessing import forkserver\nfrom pathlib import Path\n"
         "from fedstill.cli.common import load_workers_early\n"
         f"load_workers_early(Path('shops.yaml'), {words})\n"
-        "print(forkserver._forkserver._forkserver_pid is not None, 'torch' in sys.modules)"
+        "begun = forkserver._forkserver._forkserver_pid\n"
+        "print(begun is not None, 'torch' in sys.modules)\n"
+        "if begun: os.kill(begun, signal.SIGKILL)"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout.split() == [str(begins), "False"]

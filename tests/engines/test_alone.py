@@ -95,6 +95,7 @@ def test_rows_in_memory_are_the_same_alone(tmp_path: Path) -> None:
     rows = [
         {"text": text, "label": text.split()[0], "domain": "ab"[number % 3 == 0]} for number, text in enumerate(texts)
     ]
-    record = run(Experiment(corpus=rows, clients="bow", server="bow", rounds=2, alone="rounds"), tmp_path / "run")
+    small = Experiment(corpus=rows, clients="bow", server="bow", rounds=2, alone="rounds", workers=1)
+    record = run(small, tmp_path / "run")
     assert record.rounds_alone == 2
     assert len(record.members) == 2
