@@ -51,5 +51,7 @@ def test_who_is_not_worse_off_has_no_p_nor_who_has_no_predictions(lost: Path) ->
     assert better.p is None
     (unknown,) = with_chances([member("north", 0.9, giver="server")], lost, TESTS, 2, "accuracy")
     assert unknown.p is None
+    (of_a_federation,) = with_chances([member("elsewhere", 0.9)], lost / "nothing", {}, 2, "accuracy")
+    assert of_a_federation.p is None
     (written,) = with_chances([member("north", 0.9)], lost, TESTS, 2, "generated_accuracy")
     assert written.p is None

@@ -35,13 +35,10 @@ def tell_members(console: Console, folders: Sequence[Path]) -> None:
     everywhere = " and on all" if any(member.every for record in records for member in record.members) else ""
     title = f"What each client gained: {metric.caption}, on its own test{everywhere}"
     console.print(fit(table([record.members for record in records], title), console.width))
-    rounds, alone = records[0].summary["rounds"], min(record.rounds_alone for record in records)
+    rounds, alone = records[0].summary.get("rounds", 1), min(record.rounds_alone for record in records)
     if alone < rounds:
-        can = (
-            ""
-            if records[0].summary["engine"] == "flare"
-            else "; with alone=rounds everybody first trains alone for all"
-        )
+        is_real = records[0].summary.get("engine") == "flare"
+        can = "" if is_real else "; with alone=rounds everybody first trains alone for all"
         console.print(f"Alone is one round of training, of {rounds}{can}.", style="dim", highlight=False)
     for record in records:
         seed = f"seed {record.summary['seed']}: " if len(records) > 1 else ""

@@ -25,6 +25,8 @@ def with_chances(
     missing.
     """
     how = METRICS[metric]
+    if not how.is_of_classes or not (run / ALONE).is_dir():  # a federation's centre does not know who has which rows
+        return list(found)
 
     def judged(member: Member) -> Member:
         own = tests[member.name] if member.own is not None else None
@@ -34,7 +36,7 @@ def with_chances(
         drawn = paired_bootstrap([alone[1]], [[after[2]]], [[alone[2]]], classes, measure=how.measure)
         return replace(member, p=drawn.p)
 
-    return [judged(member) if member.is_worse_off and how.is_of_classes else member for member in found]
+    return [judged(member) if member.is_worse_off else member for member in found]
 
 
 def _said(run: Path, party: str, only: Integers | None) -> Integers | None:
