@@ -7,12 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
-from fedstill.common.files import file_name
 from fedstill.learning.metrics import METRICS, Integers
 from fedstill.results.members import ALONE, Member
+from fedstill.results.report.answers import answers
 from fedstill.results.significance import paired_bootstrap
 
 
@@ -29,22 +27,11 @@ def with_chances(
         return list(found)
 
     def judged(member: Member) -> Member:
-        own = tests[member.name] if member.own is not None else None
-        alone, after = _said(run / ALONE, member.name, own), _said(run, member.giver, own)
-        if alone is None or after is None or not np.array_equal(alone[:2], after[:2]):
+        alone, after = answers(run / ALONE, member.name), answers(run, member.giver)
+        if alone is None or after is None or not np.array_equal(alone.rows, after.rows):
             return member
-        drawn = paired_bootstrap([alone[1]], [[after[2]]], [[alone[2]]], classes, measure=how.measure)
-        return replace(member, p=drawn.p)
+        own = np.isin(alone.rows, tests[member.name]) if member.own is not None else np.ones(len(alone.rows), bool)
+        now, before = [[after.predicted[own]]], [[alone.predicted[own]]]
+        return replace(member, p=paired_bootstrap([alone.labels[own]], now, before, classes, measure=how.measure).p)
 
     return [judged(member) if member.is_worse_off else member for member in found]
-
-
-def _said(run: Path, party: str, only: Integers | None) -> Integers | None:
-    """Rows, their labels and a party's predictions for them, sorted by row; None if there are none."""
-    try:
-        stored = load_file(run / "predictions" / f"{file_name(party)}.safetensors")
-        said = np.stack([stored["rows"], stored["labels"], stored["predicted"]])
-    except (OSError, SafetensorError, KeyError):
-        return None
-    said = said if only is None else said[:, np.isin(said[0], only)]
-    return said[:, np.argsort(said[0], kind="stable")] if said.shape[1] else None
