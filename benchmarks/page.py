@@ -85,7 +85,7 @@ def introduction(cores: object) -> list[str]:
             "and for growth), after one to warm up, with the lowest and the highest: the ways take turns in a process. "
             "Seconds and ratios are of this process's CPU time unless a column says clock, because other processes of "
             "a machine change it little. These were measured beside other work on both cores, in 5 turns for minilm's "
-            "speed too; the column of two workers, by the clock, suffers from that."
+            "speed too; those of two workers, which are by the clock, on idle ones."
         ),
         *text(
             f"The plain loop (`plain.py`) is what the papers' code does: texts tokenised and padded to {WIDTH} before, "

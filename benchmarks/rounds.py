@@ -8,8 +8,10 @@ sides have the same rows and read the same tokens, made before.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import statistics
 import tempfile
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -136,19 +138,54 @@ def one_process(model: str) -> Values:
     }
 
 
+class Twin:
+    """A federation of one process beside another one, with nothing in common: what the second core is worth."""
+
+    def __init__(self, model: str, scratch: Path, other: Rounds) -> None:
+        how = multiprocessing.get_context("spawn")
+        self.other, (self.pipe, there) = other, how.Pipe()
+        self.process = how.Process(target=_live, args=(there, model, scratch / "twin"), daemon=True)
+        self.process.start()
+        self.pipe.recv()
+
+    def next(self) -> None:
+        """The next round of both, at the same time."""
+        self.pipe.send(True)
+        self.other.next()
+        self.pipe.recv()
+
+    def close(self) -> None:
+        """End the process."""
+        self.pipe.send(False)
+        self.process.join()
+
+
+def _live(pipe: Connection, model: str, folder: Path) -> None:
+    torch.set_num_threads(1)
+    folder.mkdir()
+    rounds = Rounds(prepare(experiment(model), folder)[1])
+    pipe.send(True)
+    while pipe.recv():
+        rounds.next()
+        pipe.send(True)
+    rounds.close()
+
+
 def two_workers(model: str) -> Values:
     """How many times as fast as one process, by the clock: the workers' CPU time is not this process's."""
     with tempfile.TemporaryDirectory() as scratch:
         plans = {workers: prepare(experiment(model, workers), Path(scratch) / str(workers))[1] for workers in (1, 2)}
         for plan in plans.values():
             plan.folder.mkdir()
-        running = {workers: Rounds(plan) for workers, plan in plans.items()}
-        seconds = in_turns({str(workers): lambda own=own: own.next for workers, own in running.items()}, TURNS[model])  # type: ignore[misc]
+        alone, shared = (Rounds(plan) for plan in plans.values())
+        running: dict[str, Rounds | Twin] = {"1": alone, "2": shared, "both": Twin(model, Path(scratch), alone)}
+        seconds = in_turns({name: lambda own=own: own.next for name, own in running.items()}, TURNS[model])  # type: ignore[misc]
         for own in running.values():
             own.close()
         parts = parts_of(plans[2].folder)
-    one, two = ([Seconds(each.wall, each.wall) for each in seconds[workers]] for workers in ("1", "2"))
-    return times(one, two) | parts
+    one, two, both = ([Seconds(each.wall, each.wall) for each in seconds[name]] for name in ("1", "2", "both"))
+    twice = [Seconds(2 * each.cpu, 2 * each.wall) for each in one]
+    return times(one, two) | parts | {"most": times(twice, both)["ratio"]}
 
 
 def parts_of(folder: Path) -> Values:
@@ -158,7 +195,8 @@ def parts_of(folder: Path) -> Values:
     """
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     rounds = [line["seconds"] for line in lines if "seconds" in line][2:]
-    median = {part: statistics.median(own[part] for own in rounds) for part in ("clients", "state", "idle")}
+    parts = ("clients", "state", "idle", "beside")
+    median = {part: statistics.median(own.get(part, 0.0) for own in rounds) for part in parts}
     return {f"{part}_s": seconds for part, seconds in median.items()}
 
 
@@ -187,27 +225,17 @@ def _parts(both: Results) -> list[str]:
         return []
     return [
         "Seconds of a round with two workers, by the clock: waiting for clients, of which a worker is idle while the "
-        "other one still computes; checkpoints; the server alone, with all else. What is on one core bounds what a "
-        "second worker can gain: `most`. Again, on idle cores: `python benchmarks/run.py workers`.",
+        "other one still computes; checkpoints; and beside the clients' work the server's, of the round before. `most` "
+        "is what the machine's second core is worth: two federations of one process each, at the same time and with "
+        "nothing in common, against one after the other. Again, on idle cores: `python benchmarks/run.py workers`.",
         "",
-        "| model | one worker | two workers | clients | idle | server | state | gain | most |",
+        "| model | one worker | two workers | clients | idle | beside | state | gain | most |",
         "|---|---|---|---|---|---|---|---|---|",
         *(
             f"| {model} | {own['wall_s'] * own['ratio']:.2f} | {own['wall_s']:.2f} | {own['clients_s']:.2f} "
-            f"| {own['idle_s']:.2f} | {server_s(own):.2f} | {own['state_s']:.2f} "
-            f"| {own['ratio']:.2f} | {most(own):.2f} |"
+            f"| {own['idle_s']:.2f} | {own['beside_s']:.2f} | {own['state_s']:.2f} "
+            f"| {own['ratio']:.2f} | {own['most']:.2f} |"
             for model, own in both.items()
         ),
         "",
     ]
-
-
-def server_s(own: Values) -> float:
-    """The server's part of a round."""
-    return max(0.0, own["wall_s"] - own["clients_s"] - own["state_s"])
-
-
-def most(own: Values) -> float:
-    """How many times as fast two workers could be if only the server were not shared: Amdahl's law."""
-    one = own["wall_s"] * own["ratio"]
-    return one / ((one - server_s(own)) / 2 + server_s(own))

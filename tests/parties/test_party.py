@@ -412,3 +412,14 @@ def test_a_server_that_knows_no_such_architecture_says_so(client):
     me = Server("server", client().spec, client().data, client().around, bag)
     with pytest.raises(FedstillError, match="knows no model of architecture Strange"):
         me.model_from(None, "Strange/1234")
+
+
+@pytest.mark.parametrize("look", [lambda me: me.predict(), lambda me: me.parameters()["weight.weight"]])
+def test_who_looks_at_a_servers_model_sees_what_it_had_yet_to_learn(client, look):
+    like, seen = client(), []
+    for may_owe in (False, True):
+        me = Server("server", like.spec, like.data, like.around, bag, may_owe=may_owe)
+        for sign in (1, -1):  # the order of the works counts
+            me.meanwhile(lambda me=me, sign=sign: me.distill(sign * torch.ones(20, 2).cumsum(1), kl))
+        seen.append(look(me))
+    torch.testing.assert_close(seen[0], seen[1], rtol=0, atol=0)

@@ -32,11 +32,14 @@ Answers = Message | Mapping[str, Message] | None
 class Federation(Protocol):
     """What an algorithm sees of an engine: the server, the clients' names, and `call`, the only way to reach them."""
 
-    server: Server
     clients: Mapping[str, Hello]
     active: Sequence[str]
     round: int
     rounds: int
+
+    @property
+    def server(self) -> Server:
+        """The server, after all of its work in the last round."""
 
     def call(self, verb: str, message: Answers = None, clients: Sequence[str] | None = None) -> Replies[Any]:
         """Run a method of the algorithm on the active clients (or those named), each with its message."""
@@ -79,6 +82,9 @@ class Algorithm:
     def digest(self, me: Client, answer: Any) -> None:
         """A client learns from an answer."""
 
+    def settle(self, me: Client) -> None:
+        """A client learns once more after it has digested the last answer; by default it does not."""
+
     def opine(self, me: Client) -> Message:
         """A client works and replies."""
         raise NotImplementedError(f"{type(self).__name__} must say what a client does: define opine(self, me).")
@@ -89,7 +95,8 @@ class Algorithm:
 
     def round(self, fed: Federation, answer: Answers) -> Answers:
         """Everything from one answer to the next."""
-        return self.server(fed.server, fed.call("turn", answer))
+        ups = fed.call("turn", answer)
+        return self.server(fed.server, ups)
 
     def finish(self, fed: Federation, answer: Answers) -> None:
         """After the last round every client, active in it or not, digests the last answer."""
@@ -112,13 +119,15 @@ class Algorithm:
 
     def close(self, me: Client, answer: Message | None) -> Done:
         """One client's part after the last round."""
-        self._digest(me, answer)
+        self._digest(me, answer, is_last=True)
         return Done()
 
-    def _digest(self, me: Client, answer: Message | None) -> None:
+    def _digest(self, me: Client, answer: Message | None, is_last: bool = False) -> None:
         if answer is not None:
             with me.timed("digest"):
                 self.digest(me, answer)
+                if is_last:
+                    self.settle(me)
                 if me.round > 1:  # an answer from before the first round is not a round's result
                     me.evaluate("distilled", round=me.round - 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 from fedstill.algorithms.base import Algorithm, Positive, Role
@@ -48,7 +49,8 @@ class DSFL(Algorithm):
         weights = ups.shares if self.weights == "size" else uniform(len(ups))
         holds: Holds = "logits" if self.reading == "released" else "probabilities"
         sharpened = ups.blend("logits", weights, holds) / self.temperature
-        me.distill(sharpened, self._loss(self.server_loss), also=me.labelled_rows() if self.labelled else None)
+        also = me.labelled_rows() if self.labelled else None
+        me.meanwhile(partial(me.distill, sharpened, self._loss(self.server_loss), also=also))
         return Answer(sharpened)
 
     def masked_weights(self) -> Weights:

@@ -7,18 +7,18 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedstill.common.events import Measured, Noted, Tell
+from fedstill.common.events import Event, Measured, Noted, Tell
 from fedstill.engines.journal import Journal
 from fedstill.wire.ledger import Ledger
 
 
 class Books:
-    """Writes to the record's journal and reports events. Any thread may write a note."""
+    """Writes to the record's journal and reports events. Any thread may write a note or report an event."""
 
     def __init__(self, journal: Journal, tell: Tell) -> None:
-        self.journal, self.tell = journal, tell
+        self.journal, self.listener = journal, tell
         self.ledger = Ledger()
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.clean: Callable[[str], str] = lambda words: words
         """Applied to notes before they are written and shown."""
 
@@ -26,6 +26,11 @@ class Books:
     def round(self) -> int:
         """The round that new lines belong to."""
         return self.ledger.round
+
+    def tell(self, event: Event) -> None:
+        """Report an event; whoever listens hears one at a time."""
+        with self.lock:
+            self.listener(event)
 
     def enter(self, round: int) -> None:
         """From now on lines belong to this round."""

@@ -83,7 +83,8 @@ def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _prune(run: Path, most: int = KEPT) -> None:
+def _prune(run: Path, most: int = KEPT, spare_newer: bool = True) -> None:
+    """Delete what no kept manifest names; newer files are of clients that have begun the next round already."""
     folder = folder_of(run)
     manifests = sorted(folder.glob("round-*.json"), reverse=True)
     for path in manifests[most:]:
@@ -91,13 +92,20 @@ def _prune(run: Path, most: int = KEPT) -> None:
     kept = [manifest for path in manifests[:most] if (manifest := _read(path)) is not None]
     wanted = {reference.file for m in kept for reference in (*m.parties.values(), *m.answer.values())}
     for path in (folder / "state").glob("*"):
-        if str(path.relative_to(folder)) not in wanted:
+        is_spared = spare_newer and bool(kept) and _round_of(path) > kept[0].round
+        if str(path.relative_to(folder)) not in wanted and not is_spared:
             path.unlink(missing_ok=True)
+
+
+def _round_of(path: Path) -> int:
+    """The round in a file's name: `client.3.safetensors`, `answer-client.3`."""
+    number = path.name.removesuffix(".safetensors").rpartition(".")[2]
+    return int(number) if number.isdecimal() else 0
 
 
 def settle(run: Path) -> None:
     """The run is finished: keep the last checkpoint, from which it can go on for more rounds, unless it is large."""
-    _prune(run, most=1)
+    _prune(run, most=1, spare_newer=False)
     for half_written in folder_of(run).glob(".writing-*"):
         half_written.unlink()
     if sum(path.stat().st_size for path in folder_of(run).rglob("*") if path.is_file()) > MOST_BYTES:

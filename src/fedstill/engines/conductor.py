@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from fedstill.algorithms.base import Answers
+import torch
+
+from fedstill.algorithms.base import Algorithm, Answers
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import RoundDone, Saving
-from fedstill.common.files import FileReference, file_name
+from fedstill.common.files import FileReference
 from fedstill.common.randomness import generator
 from fedstill.common.traces import in_words
-from fedstill.engines import checkpoint
+from fedstill.engines.beside import beside
 from fedstill.engines.books import Books
 from fedstill.engines.checkpoint import Manifest, folder_of
+from fedstill.engines.ending import Ending
 from fedstill.engines.engine import Engine
-from fedstill.engines.host import export, read_state, write_state
+from fedstill.engines.host import export, read_state
 from fedstill.engines.masking import Masking
 from fedstill.engines.seconds import Seconds, Slip
+from fedstill.parties.server import Server
 from fedstill.plan.caution import Caution, cautions
 from fedstill.plan.needs import same_architecture
 from fedstill.plan.plan import Plan
 from fedstill.wire.blends import Blending
 from fedstill.wire.crossing import Crossing, asked_of
-from fedstill.wire.encoding import decode, encode, seal
+from fedstill.wire.encoding import decode, seal
 from fedstill.wire.faults import Faults
 from fedstill.wire.guard import Form, form_of
 from fedstill.wire.masks import is_masked
@@ -36,16 +41,23 @@ from fedstill.wire.replies import Failure, Replies
 
 
 class Conductor:
-    """Conducts a run over an engine."""
+    """Conducts a run over an engine.
+
+    Where clients work in other processes, a round ends while they work on the next one: an answer that does not depend
+    on the server's model is sent before the server has learnt from it.
+    """
 
     def __init__(self, plan: Plan, books: Books, engine: Engine) -> None:
         self.plan, self.books, self.engine = plan, books, engine
         self.algorithm = plan.experiment.method
         self.blending = plan.experiment.blending()
-        self.server = plan.make_server(books.tell)
+        self._server = plan.make_server(books.tell)
+        self._server.may_owe = engine.is_apart
+        self.ending: Ending | None = None
+        """What is left to do of the last round: it is done while clients work, or when the server is needed."""
         self.faults = Faults(plan.experiment.faults, list(plan.clients), plan.experiment.seed)
         arriving = [self.faults.arriving] if plan.experiment.faults else []
-        self.crossing = Crossing(plan.agreement, self.server, books.ledger, arriving=arriving, form_of=self.form_of)
+        self.crossing = Crossing(plan.agreement, self._server, books.ledger, arriving=arriving, form_of=self.form_of)
         self.masking = Masking(self, plan.experiment.wire.mask) if plan.experiment.wire.mask is not None else None
         self.forms: dict[str, Form] = {}
         """The parameters of every architecture that has sent some."""
@@ -70,8 +82,7 @@ class Conductor:
         self._enter(self.rounds + 1)  # the last digest gets the random numbers of a next round
         with self.clock.spent("phases"):
             self.algorithm.finish(self, answer)
-        self._close_round()
-        self._write_seconds()
+        self._close()
         self.books.tell(Saving())
         if self.algorithm.has_server_model:
             export(self.server, self.plan.folder)
@@ -91,8 +102,7 @@ class Conductor:
             for name, kinds in self.faults.liars().items() if after is None else ():
                 self.books.note(name, f"{name} is made to lie or fail: {', '.join(kinds)}.")
             answer = self._restore(after) if after is not None else self.algorithm.start(self)
-        self._close_round()
-        self._write_seconds()
+        self._close()
         return answer
 
     def play(self, number: int, answer: Answers) -> Answers:
@@ -103,16 +113,83 @@ class Conductor:
         self._draw()
         with self.clock.spent("phases"):
             answer = self.algorithm.round(self, answer)
-            if self.algorithm.has_server_model:
-                with self.server.timed("measuring"):
-                    self.server.evaluate("distilled")
-        self._close_round()
-        if self._is_saved(number):
-            self._save(answer)
-        spent = self._write_seconds()
-        digest_s = spent["digest"] * len(self.clients) / max(1, len(self.active))
-        self.books.tell(RoundDone(number, self.rounds, self.books.ledger.total, spent["total"], digest_s))
+        ending = self._begin_ending(answer)
+        if self.engine.is_apart and type(self.algorithm).round is Algorithm.round:
+            self.ending = replace(ending, spent=self._spent())
+        else:
+            self._end(ending)
         return answer
+
+    @property
+    def server(self) -> Server:
+        """The server, after all of its work in the last round."""
+        self.end_round()
+        return self._server
+
+    def end_round(self) -> None:
+        """Do what is left of the last round now, if anything is."""
+        if (ending := self._take_ending()) is not None:
+            self._end(ending)
+            self._enter(self.round)
+
+    @contextmanager
+    def _ending_meanwhile(self) -> Iterator[None]:
+        """Do what is left of the last round in a thread while the block waits for clients in other processes."""
+        if (ending := self._take_ending()) is None:
+            yield
+            return
+        with beside(partial(self._end_beside, ending), waited=partial(self.clock.add, "phases")):
+            yield
+        self._enter(self.round)
+
+    def _take_ending(self) -> Ending | None:
+        """What is left of the last round, to be done by the caller; what is written meanwhile belongs to that round."""
+        ending, self.ending = self.ending, None
+        if ending is not None:
+            self.books.enter(ending.round)
+        return ending
+
+    def _begin_ending(self, answer: Answers) -> Ending:
+        """The part of a round's end that needs the clients, or what their next call would change."""
+        self.books.write_ledger()
+        files: Mapping[str, FileReference] | None = None
+        if self._is_saved(self.round):
+            with self.clock.spent("state"):
+                files = dict(self.engine.save(self.round))
+        wire = {name: {part: value.clone() for part, value in own.items()} for name, own in self._server.wire.items()}
+        return Ending(
+            self.round, answer, files, wire, dict(self.books.ledger.totals), dict(self.sizes), len(self.active)
+        )
+
+    def _end(self, ending: Ending) -> None:
+        with self.clock.spent("phases"):
+            self._catch_up()
+        with self.clock.spent("state"):
+            self._save(ending)
+        self._tell_done(ending, ending.spent or self._spent())
+
+    def _end_beside(self, ending: Ending) -> None:
+        torch.set_num_threads(self.plan.experiment.threads)
+        with self._server.timed("beside"):
+            self._catch_up()
+            self._save(ending)
+        assert ending.spent is not None
+        spent = ending.spent | {name: round(value, 3) for name, value in self._server.seconds.items()}
+        self._server.seconds.clear()
+        self._tell_done(ending, spent)
+
+    def _catch_up(self) -> None:
+        """The server's last work of a round: what it still owes, and measuring itself."""
+        self._server.catch_up()
+        if self.algorithm.has_server_model:
+            with self._server.timed("measuring"):
+                self._server.evaluate("distilled")
+        self.books.take(SERVER, self._server.metrics, self._server.notes)
+
+    def _tell_done(self, ending: Ending, spent: dict[str, float]) -> None:
+        self.books.write_seconds(ending.active, spent)
+        digest_s = spent["digest"] * len(self.clients) / max(1, ending.active)
+        self.books.tell(RoundDone(ending.round, self.rounds, sum(ending.totals.values()), spent["total"], digest_s))
 
     @property
     def seconds(self) -> float:
@@ -159,7 +236,7 @@ class Conductor:
         calls = self.crossing.calls(verb, message, names, self.round, more)
         asked = asked_of(message, names)
         self.engine.largest = max((self.crossing.most_bytes(name, verb, asked[name]) for name in names), default=0)
-        with self.clock.spent("clients"):
+        with self._ending_meanwhile(), self.clock.spent("clients"):
             replies = self.engine.deliver(calls, self.round)
         if verb == "turn" and self._is_saved(self.round) and self.saved_soon != self.round:
             self.saved_soon = self.round
@@ -214,7 +291,8 @@ class Conductor:
     def _enter(self, round: int) -> None:
         self.round = round
         self.books.enter(round)
-        self.server.enter(round)
+        if self.ending is None:  # else the server is still in the round before
+            self._server.enter(round)
 
     def _greet_absent(self) -> None:
         """Greet the clients that have not answered yet; one that cannot take part is only noted."""
@@ -257,14 +335,16 @@ class Conductor:
         random = generator(self.plan.experiment.seed, self.round, "federation", "participants")
         self.active = names if many == len(names) else sorted(random.choice(names, many, replace=False).tolist())
 
-    def _close_round(self) -> None:
+    def _close(self) -> None:
+        """End what is not a round: the greeting, and the last digest."""
         self.books.take(SERVER, self.server.metrics, self.server.notes)
         self.books.write_ledger()
+        self.books.write_seconds(len(self.active), self._spent())
 
-    def _write_seconds(self) -> dict[str, float]:
-        spent = self.clock.end(self.server.seconds)
-        self.books.write_seconds(len(self.active), spent)
-        self.server.seconds.clear()
+    def _spent(self) -> dict[str, float]:
+        """Where the time since the last round's end went."""
+        spent = self.clock.end(self._server.seconds)
+        self._server.seconds.clear()
         return spent
 
     # State at round boundaries
@@ -273,29 +353,10 @@ class Conductor:
         """Whether a round ends with a checkpoint."""
         return round % self.plan.experiment.save_every == 0 or round == self.rounds
 
-    def _save(self, answer: Answers) -> None:
-        run = self.plan.folder
-        with self.clock.spent("state"), ThreadPoolExecutor(1) as beside:
-            own = beside.submit(write_state, run, self.server, self.round)
-            parties = dict(self.engine.save(self.round))
-            parties[SERVER] = own.result()
-        by_client = {"": answer} if not isinstance(answer, Mapping) else dict(answer)
-        answers = {
-            name: FileReference.write(folder_of(run), f"state/answer-{file_name(name)}.{self.round}", encode(message))
-            for name, message in by_client.items()
-        }
-        manifest = Manifest(
-            round=self.round,
-            parties=parties,
-            answer=answers,
-            offsets=self.books.journal.offsets(),
-            bytes=dict(self.books.ledger.totals),
-            seconds=self.seconds,
-            experiment=self.plan.experiment.model_dump(mode="json"),
-            corpus=self.plan.corpus_fingerprint,
-            sizes=self.sizes,
-        )
-        checkpoint.write(run, manifest)
+    def _save(self, ending: Ending) -> None:
+        """Write the checkpoint of a round, if it has one."""
+        if ending.files is not None:
+            ending.save(self.plan, self._server, self.books.journal.offsets(), self.seconds)
 
     def _restore(self, manifest: Manifest) -> Answers:
         """Restore a checkpoint; returns the answer that the next round starts from."""

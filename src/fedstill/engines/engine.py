@@ -18,6 +18,8 @@ class Engine(ABC):
         self.plan, self.books = plan, books
         self.largest = 0
         """The most bytes that a reply to the next call can have; an engine need not take in more."""
+        self.is_apart = False
+        """Whether clients work in other processes, so that the server's process can do something else meanwhile."""
         self.own_models: dict[str, str] = {}
         """The names of models that clients chose themselves, instead of the plan's."""
 

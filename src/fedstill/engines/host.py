@@ -242,11 +242,15 @@ def in_excess(bytes: Mapping[str, int], limit: int | None, staying: Collection[s
     return going
 
 
-def write_state(run: Path, party: Party, round: int) -> FileReference:
-    """Write a party's state to its own file, named after party and round, which never changes."""
-    return FileReference.write(
-        folder_of(run), f"state/{file_name(party.name)}.{round}.safetensors", save(party.state())
-    )
+def write_state(
+    run: Path, party: Party, round: int, wire: Mapping[str, Mapping[str, torch.Tensor]] | None = None
+) -> FileReference:
+    """Write a party's state to its own file, named after party and round, which never changes.
+
+    `wire` stands for what codecs remember, where that has changed since.
+    """
+    name = f"state/{file_name(party.name)}.{round}.safetensors"
+    return FileReference.write(folder_of(run), name, save(party.state(wire)))
 
 
 def read_state(run: Path, reference: FileReference) -> dict[str, torch.Tensor]:

@@ -35,6 +35,7 @@ class LocalEngine(SharingEngine["_Where"]):
             self.hosts: list[_Where] = [Host(plan, books.tell)]
         else:
             processes.load_too()
+            self.is_apart = True
             self.hosts = [_Worker(plan, len(shares), books.tell) for _ in shares]
         self.host_of = {name: host for host, names in zip(self.hosts, shares, strict=True) for name in names}
         self.saving: list[_Worker] = []

@@ -60,6 +60,10 @@ class Seconds:
         finally:
             self.sums[what] += time.perf_counter() - started - (self.sums["calls"] - called)
 
+    def add(self, what: str, seconds: float) -> None:
+        """Add time to a name."""
+        self.sums[what] += seconds
+
     def account(self, slips: Sequence[Slip]) -> None:
         """Add a call's time, which is the busiest host's; `idle` is how long the hosts wait for that one on average."""
         busy: dict[int, tuple[float, float]] = {}

@@ -343,14 +343,15 @@ class Party:
 
     # State: defined at round boundaries only
 
-    def state(self) -> dict[str, Tensor]:
-        """Everything that the next round needs, as one flat mapping."""
+    def state(self, wire: Mapping[str, Mapping[str, Tensor]] | None = None) -> dict[str, Tensor]:
+        """Everything that the next round needs, as one flat mapping; `wire` in place of what codecs remember now."""
+        wire = self.wire if wire is None else wire
         state = {f"model/{name}": value for name, value in self.parameters().items()} if self.has_model else {}
         # How often each phase was opened in this round: a client may be moved to disk between two calls of one round.
         state |= {f"opened/{self.round}/{name}": torch.tensor(times) for name, times in self._opened.items()}
         extras = self._sleeping | {name: extra.state() for name, extra in self._extras.items()}
         state |= {f"extra/{name}/{part}": value for name, parts in extras.items() for part, value in parts.items()}
-        state |= {f"wire/{name}{BETWEEN}{part}": v for name, parts in self.wire.items() for part, v in parts.items()}
+        state |= {f"wire/{name}{BETWEEN}{part}": v for name, parts in wire.items() for part, v in parts.items()}
         return state | {name: _copy(value) for name, value in self.memory.state().items()}
 
     def move(self, device: torch.device) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedstill.common.errors import FedstillError
 from fedstill.data.examples import NO_ROWS, Labelled
+from fedstill.models import Model
 from fedstill.parties.party import Party
 
 MOST_OF_THE_WEIGHT = 0.6
@@ -27,9 +28,32 @@ class Server(Party):
     lend: Callable[[str], Party] = _lends_nothing
     """Makes a party over the server's rows with a model of this architecture."""
 
+    may_owe: bool = False
+    """Whether somebody calls `catch_up` after the answer is known."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._guests: dict[str, Party] = {}
+        self._owed: list[Callable[[], object]] = []
+
+    @property
+    def model(self) -> Model:
+        """The model after what is owed: a method that looks at it too early has the same numbers, but has to wait."""
+        self.catch_up()
+        return super().model
+
+    def meanwhile(self, work: Callable[[], object]) -> None:
+        """Do work that the answer does not depend on: now, or while clients already learn from the answer."""
+        if self.may_owe:
+            self._owed.append(work)
+        else:
+            work()
+
+    def catch_up(self) -> None:
+        """Do what is still owed."""
+        owed, self._owed = self._owed, []
+        for work in owed:
+            work()
 
     def observe_weights(self, weights: Mapping[str, float]) -> None:
         """Put the clients' weights into the record; a note says where one client decides nearly alone."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -177,10 +178,21 @@ def _work_together(waiting: Sequence[_Guest]) -> None:
 
 
 def heed_stop() -> None:
-    """Called at every batch: raise KeyboardInterrupt where the meeting of this thread was told to stop."""
+    """Called at every batch: raise KeyboardInterrupt where this thread, or its meeting, was told to stop."""
     guest: _Guest | None = getattr(_here, "guest", None)
-    if guest is not None and guest.is_stopped:
+    stop: threading.Event | None = getattr(_here, "stop", None)
+    if (guest is not None and guest.is_stopped) or (stop is not None and stop.is_set()):
         raise KeyboardInterrupt
+
+
+@contextmanager
+def heeding(stop: threading.Event) -> Iterator[None]:
+    """Inside, this thread stops at the next batch after the event is set."""
+    _here.stop = stop
+    try:
+        yield
+    finally:
+        _here.stop = None
 
 
 def waited_s() -> float:
