@@ -63,6 +63,12 @@ def test_the_verdict_names_the_worst_off_first_and_says_why():
     assert verdict(found[2:], ["anything"]).startswith("No client is worse off")
 
 
+def test_the_verdict_has_the_mean_gain_on_own_rows_and_on_everybodys():
+    found = [Member("north", "bow", Score(0.5, 0.5), Score(0.3, 0.4)), Member("south", "bow", None, Score(0.3, 0.6))]
+    assert verdict(found, []).endswith("; on average +0.0 points on own rows, +20.0 on everybody's.")
+    assert verdict(found[1:], []).endswith("; +30.0 points on average.")
+
+
 def test_causes_are_one_class_models_weight_on_few_and_what_was_known_before():
     log = [{"party": "server", "note": "server predicts one class (good) for nearly all test rows."}, {"seconds": {}}]
     weights = {"north": 0.45, "south": 0.4, "east": 0.05, "west": 0.05, "inner": 0.05}

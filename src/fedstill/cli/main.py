@@ -24,6 +24,7 @@ from fedstill.cli.reproduce import reproduce
 from fedstill.cli.run import run
 from fedstill.cli.show import show
 from fedstill.cli.watch import watch
+from fedstill.common.allocator import keep_freed_memory
 from fedstill.common.errors import FedstillError
 from fedstill.common.traces import in_words, own_frames
 from fedstill.common.trust import trusting
@@ -40,6 +41,7 @@ app.add_typer(federation, name="federation")
 
 def main() -> None:
     """The entry point; of the ranks that torchrun started, only the first runs the command and prints."""
+    keep_freed_memory()
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         _main()
         return

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fedstill.common.allocator import keep_freed_memory
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import Event, Tell
 from fedstill.engines import processes
@@ -133,6 +134,7 @@ def _live(connection: Connection, plan: Plan) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=follow_parent, daemon=True).start()
     torch.set_num_threads(plan.experiment.threads)
+    keep_freed_memory()
 
     def make(tell: Tell) -> Callable[[Request], Outcome]:
         return partial(outcome, Host(plan, tell).answer)

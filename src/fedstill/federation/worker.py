@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from fedstill.common.allocator import keep_freed_memory
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import Event, Tell
 from fedstill.engines.hosting import Outcome, Pipe, Reason, Request, receive, send, serve
@@ -101,6 +102,7 @@ def main() -> None:
     os.umask(0o077)  # states are private
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the parent decides what to do
     threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
+    keep_freed_memory()
     connection = Connection(int(sys.argv[1]))
     errand = Errand(**receive(connection)[0])
     from fedstill.federation.host import SiteHost

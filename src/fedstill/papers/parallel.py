@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedstill.common.allocator import keep_freed_memory
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import Tell, tell_nobody
 from fedstill.data import corpora
@@ -129,6 +130,7 @@ def _work(pipe: Connection, environment: Mapping[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
     os.environ.update(environment)  # the fork server was started before, so that nothing is inherited from it
     threading.Thread(target=follow_parent, daemon=True).start()
+    keep_freed_memory()
     with corpora.remembered():
         try:
             while True:

@@ -117,16 +117,25 @@ def verdict(found: Sequence[Member], causes: Sequence[str], than: str = "alone")
     """One sentence: whether the members are better off than alone, and if not, who is not and why."""
     scored = [(member, member.score) for member in found if member.score is not None]
     worse = [(member.name, score.gain) for member, score in scored if member.is_worse_off]
-    mean = 100 * fmean(score.gain for _, score in scored)
     if not worse:
-        return f"No client is worse off than {than} by more than a point; {mean:+.1f} points on average."
+        return f"No client is worse off than {than} by more than a point; {_means(found)}."
     worse.sort(key=lambda item: item[1])
     named = listed([f"{name} {100 * gain:+.1f}" for name, gain in worse], most=4)
     said = (
         f"{len(worse)} of {len(scored)} clients are worse off than {than} by more than a point ({named}){_sure(found)}"
     )
     why = "; ".join(causes) if causes else "no cause was found: compare with algorithm=DSFL and algorithm=Local"
-    return f"{said}; {mean:+.1f} points on average. Why: {why}."
+    return f"{said}; {_means(found)}. Why: {why}."
+
+
+def _means(found: Sequence[Member]) -> str:
+    """The mean gain; where both were measured, on own rows and on everybody's."""
+    own, every = (
+        [score.gain for score in scores if score] for scores in zip(*((m.own, m.every) for m in found), strict=True)
+    )
+    if own and every:
+        return f"on average {100 * fmean(own):+.1f} points on own rows, {100 * fmean(every):+.1f} on everybody's"
+    return f"{100 * fmean(own or every):+.1f} points on average"
 
 
 def _sure(found: Sequence[Member]) -> str:

@@ -89,8 +89,8 @@ def hub_dataset(name: str, config: str | None, split: str) -> Any:
         reason = str(error).strip().partition("\n")[0].rstrip(".") + (f"; {switch} is set" if switch else "")
         which = f"{config}, split {split}" if config else f"split {split}"
         raise FedstillError(
-            f"The data set {name} ({which}) could not be loaded: {reason}. Check its name, `config:`, `split:` "
-            "and the connection, or give a file or folder with `path:`."
+            f"The data set {name} ({which}) could not be loaded: {reason}. Check its name (fedstill's own are in "
+            "`fedstill show corpora`), `config:`, `split:` and the connection, or give a file or folder with `path:`."
         ) from error
 
 
