@@ -23,7 +23,8 @@ def test_what_was_chosen_in_stage_2_is_the_default():
     chosen = make(SCRIPT["CANDIDATES"][2]["training loss, beta 1, / 0.3"])
     default = make("AdaFD")
     assert chosen.weigher == default.weigher
-    same = {item.name for item in fields(Reading) if item.name not in ("beta", "sharpen")}
+    later = ("beta", "sharpen", "settling", "linear")
+    same = {item.name for item in fields(Reading) if item.name not in later}
     assert {name: getattr(chosen.how, name) for name in same} == {name: getattr(default.how, name) for name in same}
     assert default.how == READINGS["comparable"]
     assert [sharpness(labels) for labels in (2, 3, 4)] == [chosen.how.sharpen] * 3

@@ -301,7 +301,7 @@ def test_a_client_divides_its_loss_by_the_entropy_of_its_labels_at_least_a_tenth
 def test_a_client_rehearses_its_own_rows_while_it_distils(bench, same):
     me = bench.client(distill={"batch": 24})
     answer = fedstill.Answer(torch.randn(12, 3, generator=torch.Generator().manual_seed(5)))
-    AdaFD().digest(me, answer)
+    AdaFD(linear="alike").digest(me, answer)
     module, device = bench.model().module, torch.device("cpu")
     public, own = bench.rows(bench.public), bench.rows(bench.private)
     optimiser = torch.optim.SGD(module.parameters(), lr=me.spec.distill.rate)
@@ -314,6 +314,53 @@ def test_a_client_rehearses_its_own_rows_while_it_distils(bench, same):
     optimiser.step()
     for name, value in module.state_dict().items():
         torch.testing.assert_close(me.parameters()[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_linear_client_learns_from_sharper_labels_and_does_not_rehearse(bench, same):
+    me = bench.client()
+    answer = fedstill.Answer(torch.randn(12, 3, generator=torch.Generator().manual_seed(5)))
+    AdaFD().digest(me, answer)
+    wanted = (answer.logits * 0.3 / 0.1).softmax(-1)
+    same(me, bench.after_one_step(lambda logits: (wanted * (wanted.log() - logits.log_softmax(-1))).sum(-1).mean()))
+
+
+@pytest.mark.parametrize("how", [{"sharpen": 0}, {"sharpen": 0.05}, {"answer": "server"}])
+def test_what_is_sharp_already_or_was_never_divided_stays_as_it_is_for_a_linear_client(bench, same, how):
+    me = bench.client()
+    answer = fedstill.Answer(torch.randn(12, 3, generator=torch.Generator().manual_seed(5)))
+    AdaFD(**how).digest(me, answer)
+    wanted = answer.logits.softmax(-1)
+    same(me, bench.after_one_step(lambda logits: (wanted * (wanted.log() - logits.log_softmax(-1))).sum(-1).mean()))
+
+
+@pytest.mark.parametrize(
+    ("method", "rate"),
+    [
+        (AdaFD(linear="alike"), 0.25),
+        (AdaFD(linear="alike", settling=0.2), 0.1),
+        (AdaFD(), 0.5),
+        (AdaFD(settling=0, linear="alike"), 0.0),
+        (paper(), 0.0),
+    ],
+)
+def test_after_the_last_answer_a_client_learns_its_own_rows_for_one_epoch(bench, same, method, rate):
+    me = bench.client(train={"epochs": 3})
+    method.settle(me)
+    labels = bench.labels[bench.private]
+    same(me, bench.after_one_step(lambda z: torch.nn.functional.cross_entropy(z, labels), bench.private, rate))
+
+
+def test_a_client_is_measured_once_after_its_last_answer_when_it_has_settled(bench):
+    me, twin = bench.client(), bench.client()
+    answer = fedstill.Answer(torch.randn(12, 3, generator=torch.Generator().manual_seed(5)))
+    for party in (me, twin):
+        party.enter(2)
+    AdaFD().close(me, answer)
+    AdaFD().digest(twin, answer)
+    AdaFD().settle(twin)
+    twin.evaluate("distilled", round=1)
+    assert me.metrics == twin.metrics
+    assert len({line["stage"] for line in me.metrics}) == 1
 
 
 def test_opinions_on_a_fitted_temperature_and_the_loss_of_the_rows_held_out(bench):

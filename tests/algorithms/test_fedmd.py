@@ -46,6 +46,14 @@ def test_a_client_digests_then_revisits_then_speaks_of_the_rows_asked_about_next
     torch.testing.assert_close(said.logits, twin.predict()[NEXT])
 
 
+def test_the_last_digest_is_followed_by_the_own_rows_too(bench, same):
+    me, twin = bench.client(), bench.client()
+    FedMD().close(me, Consensus(None, LAST, mean_opinion()))
+    FedMD().digest(twin, Consensus(None, LAST, mean_opinion()))
+    twin.train()
+    same(me, twin.parameters(), tolerance=0)
+
+
 def test_in_the_first_round_there_is_nothing_to_digest(bench, same):
     me, twin = bench.client(), bench.client()
     FedMD().communicate(me, Consensus(NEXT))

@@ -63,7 +63,7 @@ LABELLED = {"partition": {"public": 0.3, "labelled_public": 0.2}}
         ({}, Wishes(predictions_only=True), ["AdaFD", "DSFL", "FedED"]),
         ({"clients": MIXED}, Wishes(), ["AdaFD", "DSFL", "MHAT"]),
         ({"clients": MIXED, **LABELLED}, Wishes(), ["AdaFD", "DSFL", "MHAT"]),
-        ({"clients": "bow"}, Wishes(), ["DSFL", "AdaFD"]),
+        ({"clients": "bow"}, Wishes(), ["AdaFD", "DSFL", "FedDF"]),
         (NO_PUBLIC, Wishes(), ["FedAvg", "FedDRS", "FedSND"]),
         ({"clients": "bow", "server": "bow", **NO_PUBLIC}, Wishes(), ["FedAvg", "FedOpt"]),
         (NO_PUBLIC, Wishes(predictions_only=True), ["FD", "FedHe"]),

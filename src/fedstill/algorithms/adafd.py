@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar, Literal, TypeVar
 
 from torch import Tensor
@@ -11,7 +11,19 @@ from torch import Tensor
 from fedstill.algorithms.base import Algorithm, NotNegative, Positive
 from fedstill.algorithms.competence import odds
 from fedstill.algorithms.finer import by_certainty, by_class, by_competence, seen
-from fedstill.algorithms.reading import OPTIONS, READINGS, AnswerOf, LossOf, LossScale, Opinions, Reading, sharpness
+from fedstill.algorithms.reading import (
+    LINEAR_SETTLING,
+    LINEAR_SHARPEN,
+    OPTIONS,
+    READINGS,
+    AnswerOf,
+    LinearClients,
+    LossOf,
+    LossScale,
+    Opinions,
+    Reading,
+    sharpness,
+)
 from fedstill.algorithms.weightings import ENWC, Uniform, Weighting
 from fedstill.common.errors import FedstillError
 from fedstill.learning.losses import Distillation, ce, distillation
@@ -49,6 +61,8 @@ class AdaFD(Algorithm):
     sharpen: NotNegative | None = None
     server_sharpen: NotNegative | None = None
     rehearsal: bool | None = None
+    settling: NotNegative | None = None
+    linear: LinearClients | None = None
     client_loss: Distillation = "kl"
     temperature: Positive = 1.0
     center_logits: bool = False
@@ -78,9 +92,26 @@ class AdaFD(Algorithm):
         return replace(own, beta=self.how.beta) if isinstance(own, ENWC) and own.beta is None else own
 
     def digest(self, me: Client, answer: Answer) -> None:
-        also = me.training_rows() if self.how.rehearsal and not me.is_private else None
+        rehearses = self.how.rehearsal and not self._is_apart(me) and not me.is_private
+        also = me.training_rows() if rehearses else None
         loss = distillation(self.client_loss, self.temperature)
-        me.distill(answer.logits, loss, also=also, settings=self._settings(me.spec.distill))  # Eq. 5
+        me.distill(self._taught(me, answer.logits), loss, also=also, settings=self._settings(me.spec.distill))  # Eq. 5
+
+    def settle(self, me: Client) -> None:
+        share = LINEAR_SETTLING if self._is_apart(me) else self.how.settling
+        if share and not me.is_private:
+            train = me.spec.train
+            rate = share * (train.rate if train.rate is not None else me.model.rate)
+            me.train(settings=train.model_copy(update={"epochs": 1, "rate": rate}))
+
+    def _is_apart(self, me: Client) -> bool:
+        return self.how.linear == "apart" and me.model.is_linear
+
+    def _taught(self, me: Client, logits: Tensor) -> Tensor:
+        """The answer as this client learns from it."""
+        sharp = self._sharpness(logits.shape[1])
+        can_be_sharper = self.how.answer == "blend" and sharp > LINEAR_SHARPEN
+        return logits * (sharp / LINEAR_SHARPEN) if can_be_sharper and self._is_apart(me) else logits
 
     def opine(self, me: Client) -> Opinion:
         losses = me.train(settings=self._settings(me.spec.train))  # Eq. 1
@@ -122,10 +153,17 @@ class AdaFD(Algorithm):
         holds: Holds = "probabilities" if self.how.opinions == "probabilities" else "logits"
         blend = self.teachers(ups).blend("logits", weights, holds)  # Eq. 8
         loss = distillation(self.how.server_loss, self.temperature, self.center_logits)  # Eqs. 9, 10
-        sharp = self.how.sharpen if self.how.sharpen is not None else sharpness(blend.shape[1])
+        sharp = self._sharpness(blend.shape[1])
         own = sharp if self.how.server_sharpen is None else self.how.server_sharpen
-        me.distill(self._sharp(blend, own), loss, settings=self._settings(me.spec.distill))
-        return Answer(me.predict() if self.how.answer == "server" else self._sharp(blend, sharp))
+        learn = partial(me.distill, self._sharp(blend, own), loss, settings=self._settings(me.spec.distill))
+        if self.how.answer == "blend":
+            me.meanwhile(learn)
+            return Answer(self._sharp(blend, sharp))
+        learn()
+        return Answer(me.predict())
+
+    def _sharpness(self, classes: int) -> float:
+        return self.how.sharpen if self.how.sharpen is not None else sharpness(classes)
 
     def _sharp(self, blend: Tensor, by: float) -> Tensor:
         """The blend as logits to learn from."""
@@ -181,6 +219,7 @@ class AdaFD(Algorithm):
         """A private client ignores what a reading does; what an experiment asks for is refused."""
         reads_rows = {
             "rehearsal": self.rehearsal,
+            "settling": self.settling,
             "calibrate": self.calibrate,
             "loss: validation": self.loss == "validation",
             "loss_scale": self.loss_scale == "label_entropy",

@@ -38,8 +38,8 @@ class Consensus(Message):
 class FedMD(Algorithm):
     """Clients minimise MAE(z, mean_k z^k) on a fresh random public subset, then CE on their own rows (Algorithm 1).
 
-    Where the server has labelled rows, all clients train on them first (unless `pretrain: false`). A run ends with
-    `digest`, as with every method here; the paper ends with one more training on own rows.
+    Where the server has labelled rows, all clients train on them first (unless `pretrain: false`). As in the paper, the
+    last digest is followed by the own rows too, except under `privacy`, whose budget is for one training a round.
     """
 
     subset: Annotated[int, Field(ge=1)] = 5000
@@ -83,6 +83,10 @@ class FedMD(Algorithm):
     def digest(self, me: Client, answer: Consensus) -> None:
         if answer.logits is not None and answer.last is not None:  # there is none in the first round
             me.distill(answer.logits, distillation(self.client_loss), rows=answer.last.numpy())
+
+    def settle(self, me: Client) -> None:
+        if not me.is_private:
+            me.train()  # the last "revisit"
 
     def masked_weights(self) -> Weights:
         """Equal weights."""

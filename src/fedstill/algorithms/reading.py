@@ -12,6 +12,7 @@ Opinions = Literal["logits", "probabilities", "unit_spread"]
 LossOf = Literal["training", "validation"]
 LossScale = Literal["none", "label_entropy"]
 AnswerOf = Literal["server", "blend"]
+LinearClients = Literal["alike", "apart"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,10 @@ class Reading:
     server_sharpen: float | None = None
     """For what the server itself learns from; None: as `sharpen`."""
     rehearsal: bool = False
+    settling: float = 0.0
+    """The share of its rate at which a client learns its own rows once more after the last answer; 0: it does not."""
+    linear: LinearClients = "alike"
+    """Whether linear models learn from an answer in a way of their own: see `LINEAR_SHARPEN`."""
 
 
 READINGS = {
@@ -44,10 +49,16 @@ READINGS = {
         answer="blend",
         sharpen=None,
         rehearsal=True,
+        settling=0.5,
+        linear="apart",
     ),
 }
 
 SOFT, SURE = 0.3, 0.9
+LINEAR_SHARPEN, LINEAR_SETTLING = 0.1, 1.0
+"""With `linear: apart`, a linear model learns from labels this sharp, and own rows afterwards instead of beside them.
+
+Soft labels keep its weights small, and among public rows it learns its own by heart."""
 
 
 def sharpness(classes: int) -> float:

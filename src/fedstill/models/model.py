@@ -57,6 +57,11 @@ class Model:
         return f"{type(self.module).__name__}/{hashlib.sha256(known.encode()).hexdigest()[:12]}"
 
     @property
+    def is_linear(self) -> bool:
+        """Whether its class says so."""
+        return bool(getattr(self.module, "is_linear", False))
+
+    @property
     def parameters(self) -> int:
         """The number of its parameters."""
         return sum(p.numel() for p in self.module.parameters())

@@ -100,6 +100,8 @@ class BagOfWords(nn.Module):
     """A linear model over hashed n-grams, for clients with very little computing power."""
 
     rate: ClassVar[float] = 5e-2
+    is_linear: ClassVar[bool] = True
+    """Methods may teach such a model in another way (AdaFD's `linear`)."""
 
     def __init__(self, vocabulary: int, classes: int, pad_id: int, dropout: float = 0.5) -> None:
         super().__init__()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from fedstill import algorithms
 from fedstill.algorithms.base import Algorithm
@@ -31,7 +31,7 @@ MOST = 3
 class Try:
     """A method, why to try it, and the page that has the evidence."""
 
-    method: str | dict[str, Any]
+    method: str
     why: str
     evidence: str
 
@@ -81,17 +81,6 @@ CASES = (
         (
             Try("FedAvg", "the plain average; at twice the rate it was as good as FedSND on digits", DIGITS),
             Try("FedSND", "clients distil themselves, and each other on noise", DIGITS),
-        ),
-    ),
-    Case(
-        "bags of words only",
-        (
-            Try("DSFL", "its sharp labels suit linear models, which gained most by it, on all rows too", DEFAULT),
-            Try(
-                {"name": "AdaFD", "sharpen": 0.1, "server_sharpen": 0},
-                "with labels as sharp for the clients it is as good here; as it comes it is not",
-                DEFAULT,
-            ),
         ),
     ),
     Case(
@@ -163,7 +152,6 @@ class Situation:
             "clients may lie": self.wishes.untrusted,
             "several tasks": len(self.plan.tasks) > 1,
             "images": self.plan.shape is not None,
-            "bags of words only": all(spec.model.name == "bow" for spec in self.plan.clients.values()),
             "anything": True,
         }
 
