@@ -316,6 +316,38 @@ def test_a_client_rehearses_its_own_rows_while_it_distils(bench, same):
         torch.testing.assert_close(me.parameters()[name], value, rtol=1e-4, atol=1e-6)
 
 
+def answer_of(classes):
+    """An answer that names these classes."""
+    return fedstill.Answer(torch.eye(3)[torch.tensor(classes)])
+
+
+@pytest.mark.parametrize("classes", [[2] * 12, [2] * 19 + [0]])
+def test_a_wary_client_learns_its_own_rows_instead_of_an_answer_that_names_one_class(bench, same, classes):
+    me, twin = bench.client(), bench.client()
+    AdaFD().digest(me, answer_of(classes))
+    twin.train()
+    same(me, twin.parameters(), tolerance=0)
+
+
+def test_an_answer_that_names_several_classes_is_learnt_from_and_one_class_too_where_nobody_is_wary(bench, same):
+    me, wary, bold = bench.client(), bench.client(), bench.client()
+    AdaFD(wary=False).digest(me, answer_of([2] * 11 + [0]))
+    AdaFD().digest(wary, answer_of([2] * 11 + [0]))
+    same(wary, me.parameters(), tolerance=0)
+    AdaFD(wary=False).digest(bold, answer_of([2] * 12))
+    wanted = (torch.eye(3)[[2] * 12] * 0.3 / 0.1).softmax(-1)
+    same(bold, bench.after_one_step(lambda logits: (wanted * (wanted.log() - logits.log_softmax(-1))).sum(-1).mean()))
+
+
+def test_the_server_says_that_its_blend_names_one_class(bench, opinions):
+    me = bench.server()
+    one = opinions(loss=[1.0, 1.0, 1.0]).change("logits", lambda logits: logits + 50 * torch.eye(3)[1])
+    AdaFD().server(me, one)
+    assert me.notes == [
+        "the blend names one class (fine) for nearly all public rows: clients learn from their own rows instead."
+    ]
+
+
 def test_a_linear_client_learns_from_sharper_labels_and_does_not_rehearse(bench, same):
     me = bench.client()
     answer = fedstill.Answer(torch.randn(12, 3, generator=torch.Generator().manual_seed(5)))

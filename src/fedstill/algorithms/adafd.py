@@ -28,7 +28,7 @@ from fedstill.algorithms.weightings import ENWC, Uniform, Weighting
 from fedstill.common.errors import FedstillError
 from fedstill.learning.losses import Distillation, ce, distillation
 from fedstill.learning.phases import PhaseSettings
-from fedstill.learning.scales import centred, fitted_temperature, label_entropy, unit_spread
+from fedstill.learning.scales import centred, fitted_temperature, label_entropy, one_class, unit_spread
 from fedstill.parties.client import Client
 from fedstill.parties.server import Server
 from fedstill.wire.blends import Holds
@@ -63,6 +63,7 @@ class AdaFD(Algorithm):
     rehearsal: bool | None = None
     settling: NotNegative | None = None
     linear: LinearClients | None = None
+    wary: bool | None = None
     client_loss: Distillation = "kl"
     temperature: Positive = 1.0
     center_logits: bool = False
@@ -92,6 +93,9 @@ class AdaFD(Algorithm):
         return replace(own, beta=self.how.beta) if isinstance(own, ENWC) and own.beta is None else own
 
     def digest(self, me: Client, answer: Answer) -> None:
+        if self.how.wary and not me.is_private and one_class(answer.logits) is not None:
+            me.train()  # the answer would teach that class and nothing else
+            return
         rehearses = self.how.rehearsal and not self._is_apart(me) and not me.is_private
         also = me.training_rows() if rehearses else None
         loss = distillation(self.client_loss, self.temperature)
@@ -154,6 +158,11 @@ class AdaFD(Algorithm):
         blend = self.teachers(ups).blend("logits", weights, holds)  # Eq. 8
         loss = distillation(self.how.server_loss, self.temperature, self.center_logits)  # Eqs. 9, 10
         sharp = self._sharpness(blend.shape[1])
+        if self.how.wary and (label := one_class(blend)) is not None:
+            me.notes.append(
+                f"the blend names one class ({me.model.labels[label]}) for nearly all public rows: clients learn from "
+                "their own rows instead."
+            )
         own = sharp if self.how.server_sharpen is None else self.how.server_sharpen
         learn = partial(me.distill, self._sharp(blend, own), loss, settings=self._settings(me.spec.distill))
         if self.how.answer == "blend":
@@ -220,6 +229,7 @@ class AdaFD(Algorithm):
         reads_rows = {
             "rehearsal": self.rehearsal,
             "settling": self.settling,
+            "wary": self.wary,
             "calibrate": self.calibrate,
             "loss: validation": self.loss == "validation",
             "loss_scale": self.loss_scale == "label_entropy",

@@ -36,6 +36,8 @@ class Reading:
     """The share of its rate at which a client learns its own rows once more after the last answer; 0: it does not."""
     linear: LinearClients = "alike"
     """Whether linear models learn from an answer in a way of their own: see `LINEAR_SHARPEN`."""
+    wary: bool = False
+    """Whether clients learn their own rows instead of an answer that names one class for nearly all public rows."""
 
 
 READINGS = {
@@ -51,6 +53,7 @@ READINGS = {
         rehearsal=True,
         settling=0.5,
         linear="apart",
+        wary=True,
     ),
 }
 

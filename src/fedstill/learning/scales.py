@@ -9,6 +9,9 @@ from torch import Tensor
 
 from fedstill.learning.losses import ce, entropy
 
+NEARLY_ALL = 0.95
+"""The share of rows from which on all of them are said to be of one class."""
+
 
 def unit_spread(logits: Tensor) -> Tensor:
     """Logits with zero mean over the classes and a standard deviation of one over all samples."""
@@ -31,3 +34,9 @@ def fitted_temperature(logits: Tensor, labels: Tensor) -> float:
     choices = torch.logspace(-1, math.log10(20), 70, dtype=torch.float64)
     losses = torch.stack([ce(logits.double() / choice, labels).mean() for choice in choices])
     return float(choices[losses.argmin()])
+
+
+def one_class(logits: Tensor) -> int | None:
+    """The class that nearly all of these rows are given, if there is such a class."""
+    counts = logits.argmax(-1).bincount(minlength=logits.shape[1])
+    return int(counts.argmax()) if counts.max() >= NEARLY_ALL * counts.sum() else None

@@ -15,10 +15,11 @@ from fedstill.data.corpus import Ints
 from fedstill.data.examples import NO_ROWS, Labelled
 from fedstill.learning.losses import within_task
 from fedstill.learning.metrics import scores
+from fedstill.learning.scales import NEARLY_ALL
 
-ONE_CLASS_FROM, MANY_CLASSES_TO, FEWEST_ROWS = 0.95, 0.8, 20
-"""A model has fallen into one class if it predicts that share of at least so many rows as one class, where no class has
-more than the second share of them."""
+MANY_CLASSES_TO, FEWEST_ROWS = 0.8, 20
+"""A model has fallen into one class if it predicts nearly all of at least so many rows as one class, where no class has
+more than the first share of them."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Evaluation:
         """The class that nearly all rows are predicted as, where the rows themselves are not nearly all of it."""
         predicted, true = (np.bincount(rows, minlength=logits.shape[1]) for rows in (self.decide(logits), self.labels))
         most = int(predicted.argmax())
-        fallen = predicted[most] >= ONE_CLASS_FROM * predicted.sum() and true.max() <= MANY_CLASSES_TO * true.sum()
+        fallen = predicted[most] >= NEARLY_ALL * predicted.sum() and true.max() <= MANY_CLASSES_TO * true.sum()
         return most if fallen and self.label_tasks is None and len(self.labels) >= FEWEST_ROWS else None
 
     def measure(self, logits: Tensor, more: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, dict[str, Any]]:
