@@ -478,7 +478,8 @@ and after it distils; sharper labels for linear models with rehearsal, or at 0.0
     10: """\
 What was chosen in stage 9 on a fresh seed, beside everybody alone with the own rows as often as AdaFD's clients see
 them. It was stopped half way, because it showed a fault: with tweets as public rows the blend named one class for
-nearly all of them in all three rounds, and the linear client, which does not rehearse, learnt just that.""".splitlines(),
+nearly all of them in all three rounds, and the linear client, which does not rehearse, learnt just
+that.""".splitlines(),
     11: """\
 Beside stage 9, in six of its federations: where a blend names one class for 95% of the public rows, clients train on
 their own rows instead. Taken: with stage 10's public tweets (seed 13, not in this table) the mean gain is -0.4 instead
