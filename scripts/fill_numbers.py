@@ -45,19 +45,20 @@ def demo() -> str:
 
 def default() -> str:
     """AdaFD's default beside its rivals, against everybody alone for as long."""
-    titles = {"AdaFD": "AdaFD, the default", "DS-FL": "DS-FL"}
     script = runpy.run_path(str(ROOT / "scripts" / "choose_default.py"))
     every = [json.loads(line) for line in script["LINES"].read_text().splitlines()]
-    own = [line for line in every if line["stage"] == 6]
+    own = [line for line in every if line["stage"] == 12]
     places, seeds = (sorted({line[what] for line in own}) for what in ("federation", "seed"))
     found = {name: script["means"](own, name, places) for name in {line["candidate"] for line in own}}
-    alone = found[script["LOCAL"]]
+    alone = found.pop(script["LOCAL"])
     heading = f"mean of {len(places)} small federations, {len(seeds)} fresh seed{'s' if len(seeds) > 1 else ''}"
     rows = [
         f"| {heading} | gain on own rows | better off | worse off | gain on everybody's rows |",
         "|---|---|---|---|---|",
     ]
-    rows += [f"| {title} | {found[n].shown} | {found[n].every - alone.every:+.1f} |" for n, title in titles.items()]
+    for name, means in sorted(found.items(), key=lambda row: -row[1].gain):
+        title = "AdaFD, the default" if name == "AdaFD" else name
+        rows.append(f"| {title} | {means.shown} | {means.every - alone.every:+.1f} |")
     return "\n".join(rows)
 
 
