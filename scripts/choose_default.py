@@ -349,11 +349,7 @@ def _page(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield from HEAD
     for stage in sorted({line["stage"] for line in lines}):
         own = [line for line in lines if line["stage"] in TOGETHER.get(stage, (stage,))]
-        where = sorted(
-            set[str].intersection(
-                *({line["federation"] for line in own if line["candidate"] == name} for name in _names(own))
-            )
-        )
+        where = _shared(own)
         seeds = sorted({line["seed"] for line in own})
         numbers = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
         yield f"\n## Stage {stage}: {len(where)} federation{'s' if len(where) > 1 else ''}, {numbers}\n"
@@ -368,6 +364,12 @@ def _page(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"| {name} | {found.shown} | {found.every:.1f} | {server} | {total} |"
         if stage in (3, 5, *range(7, 13)):
             yield from _by_federation(own, where)
+
+
+def _shared(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The federations in which every candidate of these lines was run."""
+    places = [{line["federation"] for line in lines if line["candidate"] == name} for name in _names(lines)]
+    return sorted(set[str].intersection(*places))
 
 
 def _by_federation(lines: Sequence[Mapping[str, Any]], where: Sequence[str]) -> Iterator[str]:

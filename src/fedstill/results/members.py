@@ -130,9 +130,8 @@ def verdict(found: Sequence[Member], causes: Sequence[str], than: str = "alone")
 
 def _means(found: Sequence[Member]) -> str:
     """The mean gain; where both were measured, on own rows and on everybody's."""
-    own, every = (
-        [score.gain for score in scores if score] for scores in zip(*((m.own, m.every) for m in found), strict=True)
-    )
+    own = [member.own.gain for member in found if member.own]
+    every = [member.every.gain for member in found if member.every]
     if own and every:
         return f"on average {100 * fmean(own):+.1f} points on own rows, {100 * fmean(every):+.1f} on everybody's"
     return f"{100 * fmean(own or every):+.1f} points on average"
