@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,25 @@ from fedstill.federation.files import SiteFile, read_file, to_values
 from fedstill.federation.rehearsal import Rehearsal
 from fedstill.federation.status import read_status
 from fedstill.results.record import Record
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""What a client of gRPC says first, before its settings."""
+
+
+def quiet(line: str) -> None:
+    """Nobody listens."""
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a JSON file."""
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+
+
+def point_at(kit: Path, port: int) -> None:
+    """Let a site look for the centre there."""
+    edit(kit / "startup" / "fed_client.json", lambda v: v["servers"][0]["service"].update(target=f"localhost:{port}"))
 
 
 def three_shops(reviews: Path, **changes: Any) -> Experiment:

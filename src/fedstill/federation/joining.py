@@ -119,6 +119,9 @@ def centre_of(kit: Path) -> tuple[str, int]:
 def refuses(kit: Path, host: str, port: int, within_s: float = 5.0) -> str:
     """Empty if centre and kit accept each other's certificates, else the reason why not."""
     startup = kit / "startup"
+    settings = json.loads((startup / "fed_client.json").read_text())
+    if settings["client"].get("connection_security", "mtls") != "mtls":
+        return ""  # the kit's owner has changed it: whatever stands before the centre checks certificates
     context = ssl.create_default_context(cafile=startup / "rootCA.pem")
     context.check_hostname = False  # FLARE's own connection checks it
     context.load_cert_chain(startup / "client.crt", startup / "client.key")
