@@ -393,6 +393,18 @@ def test_before_a_site_joins_centre_and_kit_look_at_each_others_certificates(mad
         assert why(kit_of_both) != ""
 
 
+def test_a_kit_that_leaves_encryption_to_a_proxy_is_not_asked_for_a_certificate(kits: Kits) -> None:
+    settings = kits.sites["north"] / "startup" / "fed_client.json"
+    values = json.loads(settings.read_text())
+    values["client"]["connection_security"] = "clear"
+    settings.write_text(json.dumps(values))
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        assert refuses(kits.sites["north"], *proxy.getsockname()) == ""
+        proxy.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()  # nobody called
+
+
 def test_another_sites_key_is_refused(kits: Kits) -> None:
     shutil.copy(kits.sites["south-1"] / "startup" / "client.key", kits.sites["north"] / "startup" / "client.key")
     with pytest.raises(FedstillError, match=r"client\.key does not belong to the certificate"):
