@@ -198,6 +198,16 @@ def test_evaluating_writes_a_line_a_split_with_scikit_learns_numbers(client):
         assert line["accuracy"] == pytest.approx((labels[part] == predicted[part]).mean())
 
 
+def test_a_model_that_names_one_class_is_noted_with_the_round_after_which_it_did(client):
+    party = client()
+    party.enter(4)
+    loud = torch.tensor([0.0, 99.0])
+    party.set_parameters(party.parameters() | {"bias": loud})
+    party.evaluate("distilled", round=3)
+    party.evaluate("trained")
+    assert party.notes == [f"books predicts one class ({LABELS[1]}) for nearly all test rows after round 3."]
+
+
 def test_no_rows_are_predicted_as_no_rows_and_teach_nothing(client):
     party = client()
     none = party.data.public.pick(np.empty(0, np.int64))

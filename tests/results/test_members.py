@@ -70,7 +70,8 @@ def test_the_verdict_has_the_mean_gain_on_own_rows_and_on_everybodys():
 
 
 def test_causes_are_one_class_models_weight_on_few_and_what_was_known_before():
-    log = [{"party": "server", "note": "server predicts one class (good) for nearly all test rows."}, {"seconds": {}}]
+    log = [{"party": "server", "note": "server predicts one class (good) for nearly all test rows after round 1."}]
+    log.append({"seconds": {}})
     weights = {"north": 0.45, "south": 0.4, "east": 0.05, "west": 0.05, "inner": 0.05}
     observed = [{"observation": "weights", "values": weights}]
     assert causes(observed, log, MODELS, ["public rows unlike those of west"]) == [
@@ -81,7 +82,7 @@ def test_causes_are_one_class_models_weight_on_few_and_what_was_known_before():
     alone = [{"observation": "weights", "values": {"west": 0.8, "north": 0.2}}]
     assert causes(alone, [], MODELS, []) == ["west (bigru) had 80% of the weight"]
     learnt = [line(party, round, "distilled", "test", 0.5) for party in ("server", "north", "west") for round in (1, 2)]
-    fallen = "predicts one class (good) for nearly all test rows."
+    fallen = "predicts one class (good) for nearly all test rows after round 1."
     told = {"server": 1, "north": 2, "west": 3}  # the server of round 1, north of round 1's answer, west of the last
     log = [{"round": round, "party": party, "note": f"{party} {fallen}"} for party, round in told.items()]
     end = {"round": 3, "seconds": {"digest": 0.1}}

@@ -293,7 +293,8 @@ class Party:
         measured = evaluation.measure(self.scored(), self._written(evaluation))
         self.metrics += [about | {"split": split} | values for split, values in measured.items()]
         if self._has_learnt and stage != "trained" and (label := evaluation.only_class(self.scored())) is not None:
-            self.notes.append(f"{self.name} {ONE_CLASS} ({self.model.labels[label]}) for nearly all test rows.")
+            named = f"{ONE_CLASS} ({self.model.labels[label]}) for nearly all test rows"
+            self.notes.append(f"{self.name} {named} after round {about['round']}.")
 
     def scored(self) -> Tensor:
         """The logits of the evaluation rows, computed again only after the model has changed."""
