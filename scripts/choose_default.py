@@ -7,8 +7,8 @@ The first adds the lines that are missing and makes the page, the second makes t
 agnews, dbpedia and glue, as fedstill's corpora read them. Stages 1 to 3 follow each other: each keeps the better
 candidates of the one before and takes fresh seeds. Stage 4 changes one thing at a time in the paper's equations.
 Stage 5 measures what was chosen as users have it, and stage 6 against everybody alone for as long; stages 7 and 8 try
-more. Stages 9 to 11 try again with more rows to measure with, and stage 12 measures what users have now.
-`evidence/default.jsonl` has a line a run.
+more. Stages 9 to 11 try again with more rows to measure with, and stage 12 measures what came of it; stage 13 is about
+public rows from elsewhere, and stage 14 measures what users have now. `evidence/default.jsonl` has a line a run.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ def federations(data: Path, many: bool = False) -> dict[str, Settings]:
     sixteen = {"path": str(brands()), "domain": "entity"}
     labels = {"kind": "dirichlet", "clients": 5, "alpha": 0.5}
     spread = {"kind": "domain", "public": 0.2, "test": 0.1, "validation": 0.2}
+    news = {"name": "agnews", "path": str(data / "agnews")}
     corpora: dict[str, tuple[Settings, list[str]]] = {
         "amazon": ({"corpus": amazon, "partition": domains | {"rows_per_domain": 500}}, FOUR),
         "tweets": ({"corpus": "tweets", "partition": domains | {"rows_per_domain": 500}}, FIVE),
         "agnews": (
             {
-                "corpus": {"name": "agnews", "path": str(data / "agnews")},
+                "corpus": news,
                 "partition": labels | {"public": 0.2, "test": 0.6, "validation": 0.1},
             },
             FIVE,
@@ -77,7 +78,7 @@ def federations(data: Path, many: bool = False) -> dict[str, Settings]:
         ),
         "agnews, any labels": (
             {
-                "corpus": {"name": "agnews", "path": str(data / "agnews")},
+                "corpus": news,
                 "partition": {"kind": "iid", "clients": 5, "public": 0.2, "test": 0.6, "validation": 0.1},
             },
             FIVE,
@@ -89,6 +90,11 @@ def federations(data: Path, many: bool = False) -> dict[str, Settings]:
         ),
     }
     if many:
+        elsewhere = {
+            "tweets, public news": corpora["tweets"][0] | {"public": {"corpus": news, "rows": 500}},
+            "agnews, public reviews": corpora["agnews"][0] | {"public": {"corpus": amazon, "rows": 600}},
+        }
+        corpora |= {name: (settings, FIVE) for name, settings in elsewhere.items()}
         corpora = {name: (settings | MANY[name], mixed) for name, (settings, mixed) in corpora.items()}
     models = {"equal": lambda mixed: "bert-tiny", "mixed": lambda mixed: mixed, "bow": lambda mixed: "bow"}
     return {
@@ -103,11 +109,14 @@ def _many() -> dict[str, Settings]:
     reviews = {"partition": domains | {"rows_per_domain": 1200, "public": 0.085, "validation": 0.8}}
     brand = {"partition": domains | {"public": 0.15, "validation": 0.4}}
     news = {"public": 0.15, "test": 0.02, "validation": 0.6}
+    tweets = {"partition": domains | {"rows_per_domain": 880, "public": 0.115, "validation": 0.72}}
     return {
         "amazon": reviews,
         "amazon, public tweets": reviews,
-        "tweets": {"partition": domains | {"rows_per_domain": 880, "public": 0.115, "validation": 0.72}},
+        "tweets": tweets,
+        "tweets, public news": tweets,
         "agnews": {"partition": labels | news},
+        "agnews, public reviews": {"partition": labels | news},
         "agnews, any labels": {"partition": {"kind": "iid", "clients": 5} | news},
         "dbpedia": {"partition": labels | {"public": 0.06, "test": 0.55, "validation": 0.35}},
         "sst2": {
@@ -144,6 +153,9 @@ BOW = ("amazon, bow", "tweets, bow", "dbpedia, bow")
 WHERE[9] = (SIXTEEN[0], SIXTEEN[2], *MIXED, *EQUAL, "dbpedia, mixed", *BOW)
 WHERE[10] = WHERE[12] = (*MIXED, *EQUAL, "dbpedia, mixed", *BOW, *SIXTEEN)
 WHERE[11] = WHERE[9]
+ELSEWHERE = ("tweets, public news, mixed", "amazon, public tweets, mixed", "agnews, public reviews, mixed", SIXTEEN[1])
+WHERE[13] = ELSEWHERE
+WHERE[14] = (*WHERE[12], ELSEWHERE[0], ELSEWHERE[2])
 """The federations of each stage."""
 
 PROBABILITIES = {"name": "AdaFD", "reading": "paper", "opinions": "probabilities", "server_loss": "kl"}
@@ -156,7 +168,9 @@ def _enwc(beta: float) -> Settings:
 
 
 PAPER = {"name": "AdaFD", "reading": "paper"}
-BEFORE = {"name": "AdaFD", "settling": 0, "linear": "alike", "wary": False}
+ALIKE = {"name": "AdaFD", "foreign": "alike"}
+"""The default of stage 12."""
+BEFORE = ALIKE | {"settling": 0, "linear": "alike", "wary": False}
 """The default of stages 3 to 8."""
 TOGETHER = {7: (6, 7), 11: (9, 11)}
 """Stages whose tables also have the candidates of another, of the same seeds, in the federations of both."""
@@ -244,17 +258,30 @@ CANDIDATES[9] = {
     "DS-FL": {"name": "DSFL"},
     "as before": BEFORE,
     "own rows last, 0.2": BEFORE | {"settling": 0.2},
-    "own rows last, 0.2; linear models apart": {"name": "AdaFD", "settling": 0.2, "wary": False},
-    "own rows last, 0.5; linear models apart": {"name": "AdaFD", "settling": 0.5, "wary": False},
+    "own rows last, 0.2; linear models apart": ALIKE | {"settling": 0.2, "wary": False},
+    "own rows last, 0.5; linear models apart": ALIKE | {"settling": 0.5, "wary": False},
 }
 CANDIDATES[10] = {
     LOCAL: {"name": "Local"},
     OFTEN: {"name": "Local"},
-    "AdaFD": {"name": "AdaFD", "wary": False},
+    "AdaFD": ALIKE | {"wary": False},
     "DS-FL": {"name": "DSFL"},
 }
-CANDIDATES[11] = {"wary of answers of one class": {"name": "AdaFD"}}
-CANDIDATES[12] = CANDIDATES[10] | {"AdaFD": {"name": "AdaFD"}}
+CANDIDATES[11] = {"wary of answers of one class": ALIKE}
+CANDIDATES[12] = CANDIDATES[10] | {"AdaFD": ALIKE}
+CANDIDATES[13] = {
+    LOCAL: {"name": "Local"},
+    "as before": ALIKE,
+    "the last answer only, if it helps": {"name": "AdaFD"},
+}
+CANDIDATES[14] = {
+    LOCAL: {"name": "Local"},
+    "AdaFD": {"name": "AdaFD"},
+    "DS-FL": {"name": "DSFL"},
+    "LogitAvg": {"name": "LogitAvg"},
+    "MHAT": {"name": "MHAT"},
+    "FedMD": {"name": "FedMD"},
+}
 CANDIDATES[6] = {name: CANDIDATES[3][name] for name in ("AdaFD", "DS-FL")} | {LOCAL: {"name": "Local"}}
 
 
@@ -362,7 +389,7 @@ def _page(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for name, found in sorted(rows, key=lambda row: -row[1].sum):
             server, total = (f"{found.server:.1f}", f"{found.sum:.1f}") if found.server else ("–", "–")
             yield f"| {name} | {found.shown} | {found.every:.1f} | {server} | {total} |"
-        if stage in (3, 5, *range(7, 13)):
+        if stage in (3, 5, *range(7, 15)):
             yield from _by_federation(own, where)
 
 
@@ -489,7 +516,7 @@ of -8.4, and the server has 28.4 instead of 20.0. With 90% instead of 95%, bags 
 others were alike. These lines were made with the method patched by hand, before the option was
 written.""".splitlines(),
     12: """\
-What users have now, on a fresh seed. Nothing was chosen by this.""".splitlines(),
+What was chosen until here, on a fresh seed. Nothing was chosen by this.""".splitlines(),
 }
 
 

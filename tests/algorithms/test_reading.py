@@ -12,6 +12,10 @@ import fedstill
 from fedstill.algorithms.adafd import AdaFD
 from fedstill.algorithms.reading import sharpness
 from fedstill.algorithms.weightings import ENWC
+from fedstill.data.examples import Examples, Labelled
+from fedstill.data.tokens import TokenStore
+from fedstill.learning.losses import kl
+from tests.algorithms.conftest import reviews
 from tests.algorithms.test_adafd import LOSSES, logits_of, paper
 
 
@@ -150,7 +154,7 @@ def test_what_is_sharp_already_or_was_never_divided_stays_as_it_is_for_a_linear_
 )
 def test_after_the_last_answer_a_client_learns_its_own_rows_for_one_epoch(bench, same, method, rate):
     me = bench.client(train={"epochs": 3})
-    method.settle(me)
+    method.settle(me, answer_of([0, 1]))
     labels = bench.labels[bench.private]
     same(me, bench.after_one_step(lambda z: torch.nn.functional.cross_entropy(z, labels), bench.private, rate))
 
@@ -162,10 +166,76 @@ def test_a_client_is_measured_once_after_its_last_answer_when_it_has_settled(ben
         party.enter(2)
     AdaFD().close(me, answer)
     AdaFD().digest(twin, answer)
-    AdaFD().settle(twin)
+    AdaFD().settle(twin, answer)
     twin.evaluate("distilled", round=1)
     assert me.metrics == twin.metrics
     assert len({line["stage"] for line in me.metrics}) == 1
+
+
+@pytest.fixture
+def abroad(bench):
+    """A client of thirty reviews, and thirty public rows about something else."""
+    texts, labels = reviews(30)
+    ids, offsets, _ = bench.tokenizer.encode(
+        [*(f"{each} votes in the senate" for each in range(30)), *texts], None, 128
+    )
+    store = TokenStore(ids, offsets, None)
+
+    def client(**settings):
+        me = bench.client(**settings)
+        own = Labelled(store, np.arange(30, 60), torch.from_numpy(labels))
+        me.data = replace(me.data, public=Examples(store, np.arange(30)), train=own)
+        return me
+
+    return client
+
+
+ANSWER = fedstill.Answer(torch.randn(30, 3, generator=torch.Generator().manual_seed(5)))
+
+
+def test_a_client_whose_rows_are_unlike_the_public_ones_learns_from_the_last_answer_only_and_then_trains(abroad, same):
+    me, twin = abroad(train={"epochs": 3}), abroad(train={"epochs": 3})
+    assert me.unlike_public() >= 0.95
+    AdaFD().digest(me, ANSWER)
+    same(me, twin.parameters(), tolerance=0)
+    AdaFD().settle(me, ANSWER)
+    twin.distill(ANSWER.logits, kl, also=twin.training_rows())
+    twin.train()
+    same(me, twin.parameters(), tolerance=0)
+    assert me.notes == []
+
+
+def test_it_goes_back_if_the_rows_that_it_held_out_are_worse_for_it_and_says_so(abroad, same):
+    me, twin = abroad(), abroad()
+    own = me.data.train
+    right = (me.predict(own).argmax(-1) == own.labels).numpy()
+    for party in (me, twin):  # held out are the rows that it knows already
+        party.data = replace(party.data, validation=Labelled(own.store, own.rows[right], own.labels[right]))
+    AdaFD().settle(me, ANSWER)
+    twin.distill(ANSWER.logits, kl, also=twin.training_rows())
+    twin.train()
+    assert twin.held_out_f1() < 1
+    same(me, fresh(abroad), tolerance=0)
+    assert me.notes == ["books stays as it was alone: the last answer made it worse on the rows that it held out."]
+
+
+def fresh(client):
+    """Of a client that has learnt nothing."""
+    return client().parameters()
+
+
+def test_not_even_the_last_answer_if_it_names_one_class(abroad, same):
+    me = abroad()
+    AdaFD().settle(me, answer_of([2] * 30))
+    same(me, fresh(abroad), tolerance=0)
+
+
+def test_nothing_of_that_with_the_switch_off_or_where_the_rows_are_alike(abroad, bench, same):
+    for client, method in ((abroad, AdaFD(foreign="alike")), (bench.client, AdaFD())):
+        me, twin = client(train={"epochs": 3}), client(train={"epochs": 3})
+        method.settle(me, ANSWER)
+        twin.train(settings=twin.spec.train.model_copy(update={"epochs": 1}))
+        same(me, twin.parameters(), tolerance=0)
 
 
 def test_opinions_on_a_fitted_temperature_and_the_loss_of_the_rows_held_out(bench):

@@ -11,7 +11,7 @@ import pytest
 
 from fedstill.federation.rehearsal import Rehearsal, rehearsing
 from tests.conftest import write_reviews
-from tests.federation.stage import Submission, alone, differences, kill_all, server_model, three_shops, worker_of
+from tests.federation.stage import Submission, alone, differences, kill_all, server_model, three_shops, until, worker_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("federation")]
 
@@ -28,6 +28,7 @@ def test_whoever_dies_whenever_the_run_ends_with_the_same_model(tmp_path: Path, 
     undisturbed = alone(experiment, tmp_path / "alone")
     with rehearsing(experiment, tmp_path / "stage", lambda line: None) as stage:
         submission = Submission(stage)
+        until(lambda: submission.status.get("state") == "running")
         for victim in VICTIMS:
             time.sleep(chance.uniform(1, 10))
             if not submission.thread.is_alive():

@@ -17,7 +17,7 @@ from fedstill.algorithms.reading import (
     OPTIONS,
     READINGS,
     AnswerOf,
-    LinearClients,
+    Apart,
     LossOf,
     LossScale,
     Opinions,
@@ -26,6 +26,7 @@ from fedstill.algorithms.reading import (
 )
 from fedstill.algorithms.weightings import ENWC, Uniform, Weighting
 from fedstill.common.errors import FedstillError
+from fedstill.data.likeness import UNLIKE
 from fedstill.learning.losses import Distillation, ce, distillation
 from fedstill.learning.phases import PhaseSettings
 from fedstill.learning.scales import centred, fitted_temperature, label_entropy, one_class, unit_spread
@@ -62,7 +63,8 @@ class AdaFD(Algorithm):
     server_sharpen: NotNegative | None = None
     rehearsal: bool | None = None
     settling: NotNegative | None = None
-    linear: LinearClients | None = None
+    linear: Apart | None = None
+    foreign: Apart | None = None
     wary: bool | None = None
     client_loss: Distillation = "kl"
     temperature: Positive = 1.0
@@ -93,23 +95,51 @@ class AdaFD(Algorithm):
         return replace(own, beta=self.how.beta) if isinstance(own, ENWC) and own.beta is None else own
 
     def digest(self, me: Client, answer: Answer) -> None:
-        if self.how.wary and not me.is_private and one_class(answer.logits) is not None:
-            me.train()  # the answer would teach that class and nothing else
-            return
-        rehearses = self.how.rehearsal and not self._is_apart(me) and not me.is_private
-        also = me.training_rows() if rehearses else None
-        loss = distillation(self.client_loss, self.temperature)
-        me.distill(self._taught(me, answer.logits), loss, also=also, settings=self._settings(me.spec.distill))  # Eq. 5
+        if self._is_foreign(me):
+            return  # it works alone until the last answer
+        if self._is_useless(me, answer):
+            me.train()
+        else:
+            self._learn(me, answer)
 
-    def settle(self, me: Client) -> None:
+    def settle(self, me: Client, answer: Answer) -> None:
+        if self._is_foreign(me):
+            self._try(me, answer)
+            return
         share = LINEAR_SETTLING if self._is_apart(me) else self.how.settling
         if share and not me.is_private:
             train = me.spec.train
             rate = share * (train.rate if train.rate is not None else me.model.rate)
             me.train(settings=train.model_copy(update={"epochs": 1, "rate": rate}))
 
+    def _learn(self, me: Client, answer: Answer) -> None:
+        rehearses = self.how.rehearsal and not self._is_apart(me) and not me.is_private
+        also = me.training_rows() if rehearses else None
+        loss = distillation(self.client_loss, self.temperature)
+        me.distill(self._taught(me, answer.logits), loss, also=also, settings=self._settings(me.spec.distill))  # Eq. 5
+
+    def _try(self, me: Client, answer: Answer) -> None:
+        """Learn from the last answer, then from its own rows, and go back if the rows it held out are worse for it."""
+        if self._is_useless(me, answer):
+            return
+        before, f1 = me.parameters(), me.held_out_f1()
+        self._learn(me, answer)
+        me.train()
+        if me.held_out_f1() < f1:
+            me.set_parameters(before)
+            me.notes.append(
+                f"{me.name} stays as it was alone: the last answer made it worse on the rows that it held out."
+            )
+
+    def _is_useless(self, me: Client, answer: Answer) -> bool:
+        """Whether the answer would teach one class and nothing else."""
+        return self.how.wary and not me.is_private and one_class(answer.logits) is not None
+
     def _is_apart(self, me: Client) -> bool:
-        return self.how.linear == "apart" and me.model.is_linear
+        return self.how.linear == "apart" and me.model.is_linear and not self._is_foreign(me)
+
+    def _is_foreign(self, me: Client) -> bool:
+        return self.how.foreign == "apart" and (me.unlike_public() or 0) >= UNLIKE
 
     def _taught(self, me: Client, logits: Tensor) -> Tensor:
         """The answer as this client learns from it."""
@@ -229,6 +259,7 @@ class AdaFD(Algorithm):
         reads_rows = {
             "rehearsal": self.rehearsal,
             "settling": self.settling,
+            "foreign": self.foreign == "apart",
             "wary": self.wary,
             "calibrate": self.calibrate,
             "loss: validation": self.loss == "validation",

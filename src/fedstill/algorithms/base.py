@@ -82,8 +82,8 @@ class Algorithm:
     def digest(self, me: Client, answer: Any) -> None:
         """A client learns from an answer."""
 
-    def settle(self, me: Client) -> None:
-        """A client learns once more after it has digested the last answer; by default it does not."""
+    def settle(self, me: Client, answer: Any) -> None:
+        """A client learns once more after it has digested the last answer, this one; by default it does not."""
 
     def opine(self, me: Client) -> Message:
         """A client works and replies."""
@@ -127,7 +127,7 @@ class Algorithm:
             with me.timed("digest"):
                 self.digest(me, answer)
                 if is_last:
-                    self.settle(me)
+                    self.settle(me, answer)
                 if me.round > 1:  # an answer from before the first round is not a round's result
                     me.evaluate("distilled", round=me.round - 1)
 

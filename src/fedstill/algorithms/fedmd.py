@@ -84,7 +84,7 @@ class FedMD(Algorithm):
         if answer.logits is not None and answer.last is not None:  # there is none in the first round
             me.distill(answer.logits, distillation(self.client_loss), rows=answer.last.numpy())
 
-    def settle(self, me: Client) -> None:
+    def settle(self, me: Client, answer: Consensus) -> None:
         if not me.is_private:
             me.train()  # the last "revisit"
 

@@ -12,7 +12,7 @@ Opinions = Literal["logits", "probabilities", "unit_spread"]
 LossOf = Literal["training", "validation"]
 LossScale = Literal["none", "label_entropy"]
 AnswerOf = Literal["server", "blend"]
-LinearClients = Literal["alike", "apart"]
+Apart = Literal["alike", "apart"]
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,10 @@ class Reading:
     rehearsal: bool = False
     settling: float = 0.0
     """The share of its rate at which a client learns its own rows once more after the last answer; 0: it does not."""
-    linear: LinearClients = "alike"
+    linear: Apart = "alike"
     """Whether linear models learn from an answer in a way of their own: see `LINEAR_SHARPEN`."""
+    foreign: Apart = "alike"
+    """`apart`: a client with rows unlike the public ones learns from the last answer only, if that helps it."""
     wary: bool = False
     """Whether clients learn their own rows instead of an answer that names one class for nearly all public rows."""
 
@@ -53,6 +55,7 @@ READINGS = {
         rehearsal=True,
         settling=0.5,
         linear="apart",
+        foreign="apart",
         wary=True,
     ),
 }

@@ -114,7 +114,7 @@ class SiteHalf:
 class Admin:
     """The operator's connection to the centre's server."""
 
-    def __init__(self, kit: Path, user: str, timeout_s: float = 5.0) -> None:
+    def __init__(self, kit: Path, user: str, timeout_s: float = 60.0) -> None:
         logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # our messages below are clearer
         try:
             with contextlib.redirect_stdout(io.StringIO()):
