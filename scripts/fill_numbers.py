@@ -47,7 +47,7 @@ def default() -> str:
     """AdaFD's default beside its rivals, against everybody alone for as long."""
     script = runpy.run_path(str(ROOT / "scripts" / "choose_default.py"))
     every = [json.loads(line) for line in script["LINES"].read_text().splitlines()]
-    own = [line for line in every if line["stage"] == 12]
+    own = [line for line in every if line["stage"] == script["NOW"]]
     places, seeds = (sorted({line[what] for line in own}) for what in ("federation", "seed"))
     found = {name: script["means"](own, name, places) for name in {line["candidate"] for line in own}}
     alone = found.pop(script["LOCAL"])
