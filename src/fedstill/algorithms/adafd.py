@@ -139,7 +139,7 @@ class AdaFD(Algorithm):
         return self.how.linear == "apart" and me.model.is_linear and not self._is_foreign(me)
 
     def _is_foreign(self, me: Client) -> bool:
-        return self.how.foreign == "apart" and (me.unlike_public() or 0) >= UNLIKE
+        return self.how.foreign == "apart" and (me.unlike_public or 0) >= UNLIKE
 
     def _taught(self, me: Client, logits: Tensor) -> Tensor:
         """The answer as this client learns from it."""

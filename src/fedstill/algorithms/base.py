@@ -108,7 +108,7 @@ class Algorithm:
     def hello(self, me: Client, nothing: None) -> Hello:
         """What a client tells about itself before the first round."""
         counts = me.label_counts() if me.tells_label_counts else None
-        return Hello(me.size, counts, me.kind.architecture, me.public_fingerprint, me.unlike_public())
+        return Hello(me.size, counts, me.kind.architecture, me.public_fingerprint, me.unlike_public)
 
     def turn(self, me: Client, answer: Message | None) -> Message:
         """One client's part of a round: digest the answer of the round before, then work and reply."""

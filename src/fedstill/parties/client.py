@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -49,6 +50,7 @@ class Client(Party):
         """How many training rows it has of each class."""
         return torch.bincount(self.data.train.labels, minlength=len(self.kind.labels))
 
+    @cached_property
     def unlike_public(self) -> float | None:
         """How well words alone tell its rows from the public ones, 0.5 to 1; None without enough texts of both."""
         store = self.data.public.store
