@@ -118,10 +118,12 @@ def test_an_answer_that_names_several_classes_is_learnt_from_and_one_class_too_w
 
 def test_the_server_says_that_its_blend_names_one_class(bench, opinions):
     me = bench.server()
+    me.enter(2)
     one = opinions(loss=[1.0, 1.0, 1.0]).change("logits", lambda logits: logits + 50 * torch.eye(3)[1])
     AdaFD().server(me, one)
     assert me.notes == [
-        "the blend names one class (fine) for nearly all public rows: clients learn from their own rows instead."
+        "the blend of round 2 names one class (fine) for nearly all public rows: clients learn from their own rows "
+        "instead."
     ]
 
 

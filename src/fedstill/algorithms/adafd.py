@@ -190,8 +190,8 @@ class AdaFD(Algorithm):
         sharp = self._sharpness(blend.shape[1])
         if self.how.wary and (label := one_class(blend)) is not None:
             me.notes.append(
-                f"the blend names one class ({me.model.labels[label]}) for nearly all public rows: clients learn from "
-                "their own rows instead."
+                f"the blend of round {me.round} names one class ({me.model.labels[label]}) for nearly all public rows: "
+                "clients learn from their own rows instead."
             )
         own = sharp if self.how.server_sharpen is None else self.how.server_sharpen
         learn = partial(me.distill, self._sharp(blend, own), loss, settings=self._settings(me.spec.distill))
