@@ -132,7 +132,7 @@ MANY = _many()
 """Where 44 to 440 rows of a client are measured, most often more than 200."""
 MANY_FROM = 9
 """The first stage that measures so many."""
-NOW = 12
+NOW = 14
 """The stage that measures what users have now, which the README shows."""
 
 SIXTEEN = (
@@ -157,7 +157,7 @@ WHERE[10] = WHERE[12] = (*MIXED, *EQUAL, "dbpedia, mixed", *BOW, *SIXTEEN)
 WHERE[11] = WHERE[9]
 ELSEWHERE = ("tweets, public news, mixed", "amazon, public tweets, mixed", "agnews, public reviews, mixed", SIXTEEN[1])
 WHERE[13] = ELSEWHERE
-WHERE[14] = (*WHERE[12], ELSEWHERE[0], ELSEWHERE[2])
+WHERE[NOW] = (*WHERE[12], ELSEWHERE[0], ELSEWHERE[2])
 """The federations of each stage."""
 
 PROBABILITIES = {"name": "AdaFD", "reading": "paper", "opinions": "probabilities", "server_loss": "kl"}
@@ -276,7 +276,7 @@ CANDIDATES[13] = {
     "as before": ALIKE,
     "the last answer only, if it helps": {"name": "AdaFD"},
 }
-CANDIDATES[14] = {
+CANDIDATES[NOW] = {
     LOCAL: {"name": "Local"},
     OFTEN: {"name": "Local"},
     "AdaFD": {"name": "AdaFD"},
