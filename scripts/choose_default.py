@@ -527,7 +527,8 @@ such rows works alone until the last answer, learns from it, trains on its own r
 are worse for it. Tried by hand on these seeds, with no lines kept: to rehearse whatever the model and train last (as
 many worse off as before), to stay out altogether (nobody is worse off, and nobody gains), the last answer without going
 back (twice as many worse off), and no answer until clients agree more than chance would have it, which
-never came. These lines were made with the method patched by hand, before the option was written.""".splitlines(),
+never came. These lines were made with the method patched by hand, before the option was written; those with public
+news, made again with the option, are the same.""".splitlines(),
     14: """\
 What users have now, on a fresh seed, beside more rivals. Nothing was chosen by this.""".splitlines(),
 }
