@@ -325,7 +325,7 @@ One change at a time to the paper's equations, without rehearsal: so far on Amaz
 seed; eight more federations of the script were not run. Nearly all end with a server of one class (27.0). What prevents
 that here is to take each client's label shares off its opinions.""".splitlines(),
     5: """\
-The same once more, on fresh seeds, as users have it now: with `blend: auto`, which leaves out opinions that contradict
+The same once more, on fresh seeds, as users had it then: with `blend: auto`, which leaves out opinions that contradict
 most others. Stages 1 to 3 were run before there was such a blend. Nothing was chosen by this.""".splitlines(),
     6: """\
 The same on a fresh seed, against everybody alone for as long. What clients gain over that on their own rows is a few

@@ -104,7 +104,7 @@ class AdaFD(Algorithm):
 
     def settle(self, me: Client, answer: Answer) -> None:
         if self._is_foreign(me):
-            self._try(me, answer)
+            self._learn_if_it_helps(me, answer)
             return
         share = LINEAR_SETTLING if self._is_apart(me) else self.how.settling
         if share and not me.is_private:
@@ -118,8 +118,8 @@ class AdaFD(Algorithm):
         loss = distillation(self.client_loss, self.temperature)
         me.distill(self._taught(me, answer.logits), loss, also=also, settings=self._settings(me.spec.distill))  # Eq. 5
 
-    def _try(self, me: Client, answer: Answer) -> None:
-        """Learn from the last answer, then from its own rows, and go back if the rows it held out are worse for it."""
+    def _learn_if_it_helps(self, me: Client, answer: Answer) -> None:
+        """Then train on its own rows, and go back if the rows that it held out are worse for it."""
         if self._is_useless(me, answer):
             return
         before, f1 = me.parameters(), me.held_out_f1()
