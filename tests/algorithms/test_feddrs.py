@@ -301,6 +301,19 @@ def test_rounds_of_a_base_are_its_steps_and_its_last_model_is_processed(texts, s
     assert sampled_kinds(me) == {"target sampling", "adversary sampling"}
 
 
+@pytest.mark.parametrize("base", ["FedAvg", "FedOpt"])
+def test_after_processing_the_processed_model_is_measured(texts, server_of, base):
+    me, ups = server_of(texts(), size=1.0)
+    method = make(QUICK | {"rate": 0.5, "passes": 0, "base": base})
+    answer = method.server(me, ups)
+    me.evaluate("distilled")
+    before = me.scored()
+    me.enter(2)
+    method.finish(Fed(me, ups.clients), answer)
+    assert torch.equal(me.scored(), me.predict(me.data.evaluation.data))
+    assert not torch.equal(me.scored(), before)
+
+
 def sampled_kinds(party):
     return {line["observation"] for line in party.metrics if "observation" in line}
 

@@ -161,6 +161,12 @@ def test_evaluating_computes_once_while_the_model_is_unchanged(client):
     assert party.model.module.asked == after_prediction
 
 
+def write_past_the_verbs(party):
+    with torch.no_grad():
+        party.model.module.weight.weight.add_(torch.randn(party.model.module.weight.weight.shape))
+    party.changed()
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -168,8 +174,9 @@ def test_evaluating_computes_once_while_the_model_is_unchanged(client):
         lambda party: party.distill(torch.randn(20, 2), kl),
         lambda party: party.set_parameters({n: v + 1 for n, v in party.parameters().items()}),
         lambda party: party.phase("talk", steps=2).step(torch.arange(4), lambda logits: logits.sum()),
+        write_past_the_verbs,
     ],
-    ids=["train", "distill", "set_parameters", "phase"],
+    ids=["train", "distill", "set_parameters", "phase", "changed"],
 )
 def test_evaluating_computes_again_when_the_model_has_changed(client, change):
     party = client()

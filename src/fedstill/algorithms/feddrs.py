@@ -145,6 +145,7 @@ class FedDRS(Averaging, Algorithm):
                         batches += sample(me.model_from(said.parameters).model.module, counts)
                 with me.timed("distillation"):
                     student.learn(batches, step_a_batch=self.steps == "batch")  # line 16, Eq. 8
+                me.changed()
 
     def _sampler(self, me: Server, strength: float) -> Sampler:
         """Every set starts from the averaged table (line 13)."""

@@ -282,7 +282,7 @@ class Party:
         except RuntimeError as error:
             reason = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
             raise FedstillError(f"{self.name} ({self.spec.model}) cannot take these parameters: {reason}") from error
-        self._scored, self._has_learnt = None, True
+        self.changed()
 
     def evaluate(self, stage: Stage, round: int | None = None) -> None:
         """Measure the model on the evaluation rows; only the numbers are sent."""
@@ -295,6 +295,10 @@ class Party:
         if self._has_learnt and stage != "trained" and (label := evaluation.only_class(self.scored())) is not None:
             named = f"{ONE_CLASS} ({self.model.labels[label]}) for nearly all test rows"
             self.notes.append(f"{self.name} {named} after round {about['round']}.")
+
+    def changed(self) -> None:
+        """Say that the model has changed: for methods that write to its module themselves, past every verb."""
+        self._scored, self._has_learnt = None, True
 
     def scored(self) -> Tensor:
         """The logits of the evaluation rows, computed again only after the model has changed."""
@@ -314,7 +318,7 @@ class Party:
     def _open(self, name: str, data: Examples, settings: PhaseSettings, steps: int | None = None) -> Phase:
         times = self._opened[name] = self._opened.get(name, 0) + 1
         purpose = name if times == 1 else f"{name}#{times}"
-        self._scored, self._has_learnt = None, True
+        self.changed()
         rate = settings.rate if settings.rate is not None else self.model.rate
         seed = key(self.around.seed, self.round, self.name, purpose)
         return Phase(self.model.module, data, settings, rate, seed, self.around.precision, steps)
