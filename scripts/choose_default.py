@@ -20,11 +20,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from fedstill.results.members import SURE
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from default_stages import (  # noqa: E402
     CANDIDATES,
+    CHANCES_FROM,
     EPOCHS,
     HEAD,
     LOCAL,
@@ -51,7 +54,7 @@ def run_one(job: Job) -> dict[str, Any]:
     train = {"epochs": EPOCHS.get(candidate, 3), "batch": 32, "max_length": 64} | settings.pop("train", {})
     experiment = fedstill.Experiment(
         name="default", server="bert-tiny", algorithm=CANDIDATES[stage][candidate], seed=seed, workers=1, train=train,
-        measure="validation", rounds=3, **settings,
+        measure="validation", rounds=3, alone="rounds" if stage >= CHANCES_FROM else "first", **settings,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
         record = fedstill.run(experiment, Path(scratch) / "run")
@@ -59,6 +62,9 @@ def run_one(job: Job) -> dict[str, Any]:
         if candidate in (LOCAL, OFTEN):
             return about | alone(record.metrics, record.summary["metrics"][0])
         members = {member.name: member for member in record.members}
+        if stage >= CHANCES_FROM:
+            about["p"] = {name: round(m.p, 4) for name, m in members.items() if m.p is not None}
+            about["all_alone"] = round(fmean(m.every.alone for m in members.values() if m.every), 4)
         return about | {
             "own": {name: [round(m.own.alone, 4), round(m.own.after, 4)] for name, m in members.items() if m.own},
             "all": round(fmean(m.every.after for m in members.values() if m.every), 4),
@@ -108,7 +114,7 @@ def _page(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         numbers = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
         yield f"\n## Stage {stage}: {len(where)} federation{'s' if len(where) > 1 else ''}, {numbers}\n"
         yield from [*SAID[stage], ""]
-        fair = any(line["candidate"] == LOCAL for line in own)
+        fair = stage >= CHANCES_FROM or any(line["candidate"] == LOCAL for line in own)
         over = "alone for as long" if fair else "one round alone"
         yield f"| candidate | gain over {over}, own rows | better off | worse off | all rows | server | sum |"
         yield "|---|---|---|---|---|---|---|"
@@ -116,7 +122,9 @@ def _page(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for name, found in sorted(rows, key=lambda row: -row[1].sum):
             server, total = (f"{found.server:.1f}", f"{found.sum:.1f}") if found.server else ("–", "–")
             yield f"| {name} | {found.shown} | {found.every:.1f} | {server} | {total} |"
-        if stage in (3, 5, *range(7, 15)):
+        if stage >= CHANCES_FROM:
+            yield from ["", *(f"- {name}: {losses(own, name, where)}" for name in _names(own))]
+        if stage in (3, 5, *range(7, 16)):
             yield from _by_federation(own, where)
 
 
@@ -179,6 +187,19 @@ def means(lines: Sequence[Mapping[str, Any]], candidate: str, where: Sequence[st
             )
         )
     return Means(*(100 * fmean(column) for column in zip(*found, strict=True)))
+
+
+def losses(lines: Sequence[Mapping[str, Any]], candidate: str, where: Sequence[str]) -> str:
+    """How many clients lost more than a point, and how many of them by more than the chance of their rows."""
+    own = [line for line in lines if line["candidate"] == candidate and line["federation"] in where]
+    clients = sum(len(line["own"]) for line in own)
+    chances = [p for line in own for p in line["p"].values()]
+    surely = sum(p < SURE for p in chances)
+    everybody = 100 * fmean(line["all"] - line["all_alone"] for line in own)
+    return (
+        f"{len(chances)} of {clients} clients lost more than a point, {surely} of them by more than the chance of "
+        f"their rows (p < {SURE}). On everybody's rows clients gained {everybody:+.1f}."
+    )
 
 
 def _gains(own: Mapping[str, Sequence[float]], alone: Mapping[str, Sequence[float]] | None) -> list[float]:

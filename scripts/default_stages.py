@@ -4,7 +4,8 @@ Stages 1 to 3 follow each other: each keeps the better candidates of the one bef
 changes one thing at a time in the paper's equations. Stage 5 measures what was chosen as users have it, and stage 6
 against everybody alone for as long; stages 7 and 8 try more. Stages 9 to 11 try again with more rows to measure with,
 and stage 12 measures what came of it; stage 13 is about public rows from elsewhere, and stage 14 measures what users
-have now. choose_default.py runs them and makes the page.
+have now. Stage 15 is the same with p: how many losses are more than chance. choose_default.py runs them and makes the
+page.
 """
 
 from __future__ import annotations
@@ -120,6 +121,8 @@ MANY_FROM = 9
 """The first stage that measures so many."""
 NOW = 14
 """The stage that measures what users have now, which the README shows."""
+CHANCES_FROM = 15
+"""The first stage whose runs have everybody alone for as long beside them, as `fedstill run` does, and so p."""
 
 SIXTEEN = (
     "sixteen brands, mixed",
@@ -143,7 +146,7 @@ WHERE[10] = WHERE[12] = (*MIXED, *EQUAL, "dbpedia, mixed", *BOW, *SIXTEEN)
 WHERE[11] = WHERE[9]
 ELSEWHERE = ("tweets, public news, mixed", "amazon, public tweets, mixed", "agnews, public reviews, mixed", SIXTEEN[1])
 WHERE[13] = ELSEWHERE
-WHERE[NOW] = (*WHERE[12], ELSEWHERE[0], ELSEWHERE[2])
+WHERE[NOW] = WHERE[15] = (*WHERE[12], ELSEWHERE[0], ELSEWHERE[2])
 """The federations of each stage."""
 
 PROBABILITIES = {"name": "AdaFD", "reading": "paper", "opinions": "probabilities", "server_loss": "kl"}
@@ -271,6 +274,7 @@ CANDIDATES[NOW] = {
     "MHAT": {"name": "MHAT"},
     "FedMD": {"name": "FedMD"},
 }
+CANDIDATES[15] = {"AdaFD": {"name": "AdaFD"}, "DS-FL": {"name": "DSFL"}}
 CANDIDATES[6] = {name: CANDIDATES[3][name] for name in ("AdaFD", "DS-FL")} | {LOCAL: {"name": "Local"}}
 
 
@@ -370,4 +374,7 @@ never came. These lines were made with the method patched by hand, before the op
 news, made again with the option, are the same.""".splitlines(),
     14: """\
 What users have now, on a fresh seed, beside more rivals. Nothing was chosen by this.""".splitlines(),
+    15: """\
+The same on another fresh seed, to see how many losses are more than chance: as `fedstill run` does it, by a paired
+bootstrap over each client's own rows. That is the chance of the rows, not of the training.""".splitlines(),
 }
