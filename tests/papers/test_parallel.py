@@ -103,6 +103,15 @@ def test_a_run_that_finds_a_card_full_is_tried_once_more_by_another_process(
     assert len(tried) == (3 if times == 1 else 2)
 
 
+def test_after_a_full_card_there_are_as_many_runs_at_once_again(reviews: Path, tmp_path: Path) -> None:
+    (tmp_path / "full.py").write_text(FULL)
+    first, *others = tiny_grid(reviews, tmp_path / "out", seeds=3).runs
+    runs = [with_algorithm(first, f"{tmp_path}/full.py:Full"), *others]
+    ends = list(run_all(runs, at_once=2))
+    assert [end.reason for end in ends] == [None] * len(runs)
+    assert [len(end.others) for end in ends[-2:]] == [1, 0]  # one by one, the last but one would be alone
+
+
 def test_an_attempt_goes_on_where_the_same_experiment_stopped_and_begins_again_when_forced(
     reviews: Path, tmp_path: Path
 ) -> None:

@@ -269,6 +269,18 @@ def test_class_weights_balance_the_loss(client, rows):
         torch.testing.assert_close(party.parameters()[name], (value - value.grad).detach())
 
 
+def test_a_rate_factor_multiplies_the_rate_and_the_one_of_the_models_family(client):
+    for party, rate in [
+        (client(rate_factor=0.5), client().model.rate / 2),
+        (client(rate=2e-3, rate_factor=0.25), 5e-4),
+    ]:
+        twin = client(rate=rate)
+        for each in (party, twin):
+            each.enter(1)
+            each.train()
+        assert equal(party.parameters(), twin.parameters())
+
+
 def test_distilling_on_some_rows_of_the_public_set_moves_towards_those(client):
     party, twin = client(), client()
     party.enter(1)

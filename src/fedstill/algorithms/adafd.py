@@ -109,8 +109,7 @@ class AdaFD(Algorithm):
         share = LINEAR_SETTLING if self._is_apart(me) else self.how.settling
         if share and not me.is_private:
             train = me.spec.train
-            rate = share * (train.rate if train.rate is not None else me.model.rate)
-            me.train(settings=train.model_copy(update={"epochs": 1, "rate": rate}))
+            me.train(settings=train.model_copy(update={"epochs": 1, "rate_factor": share * train.rate_factor}))
 
     def _learn(self, me: Client, answer: Answer) -> None:
         rehearses = self.how.rehearsal and not self._is_apart(me) and not me.is_private

@@ -112,7 +112,7 @@ class FedID(Algorithm):
         """The conversation's phase, opened when first asked for, at so many times the party's rate."""
         changes: dict[str, object] = {"restart": "batch"} if self.is_released else {}
         if rate != 1:
-            changes["rate"] = rate * (me.spec.distill.rate or me.model.rate)
+            changes["rate_factor"] = rate * me.spec.distill.rate_factor
         return me.phase("converse", steps, me.spec.distill.model_copy(update=changes) if changes else None)
 
     def teach(self, me: Server, last: Lesson, rows: Tensor, ups: Replies[Scores], judges: Iterator[Ints]) -> Lesson:

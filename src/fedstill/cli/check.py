@@ -115,13 +115,13 @@ def _picture(plan: Plan, corpus: Corpus, console: Console, path: Path | None) ->
 
 def _party(party: Party, sizes: Sequence[int]) -> dict[str, Any]:
     rows = dict(zip(("train", "validation", "test"), sizes, strict=False))
-    rate = party.spec.train.rate or party.model.rate
+    rate = party.spec.train.rate_for(party.model.rate)
     about = {"party": party.name, "model": str(party.spec.model), "parameters": party.model.parameters, "rate": rate}
     return about | rows
 
 
 def _model(party: Party) -> tuple[str, ...]:
-    rate = party.spec.train.rate or party.model.rate
+    rate = party.spec.train.rate_for(party.model.rate)
     return party.name, str(party.spec.model), f"{party.model.parameters / 1e6:.1f}M", f"{rate:g}"
 
 

@@ -42,6 +42,8 @@ class PhaseSettings(Settings):
     epochs: int = Field(3, ge=0)
     batch: int = Field(32, ge=1)
     rate: float | None = Field(None, gt=0)
+    rate_factor: float = Field(1.0, gt=0)
+    """So many times the rate, whichever it is: one setting for models of several families."""
     optimiser: OptimiserName = "adamw"
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     warmup: float = Field(0.0, ge=0, lt=1)
@@ -52,6 +54,10 @@ class PhaseSettings(Settings):
     """Largest norm of the whole gradient."""
     restart: Literal["never", "epoch", "batch"] = "never"
     """When the optimiser forgets everything and the schedule, still that of the whole phase, begins again."""
+
+    def rate_for(self, family: float) -> float:
+        """The rate of a model whose family's default is `family`."""
+        return self.rate_factor * (family if self.rate is None else self.rate)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from fedstill.common.allocator import keep_freed_memory
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import Tell, tell_nobody
@@ -51,12 +53,14 @@ def run_all(
 ) -> Iterator[EndedRun]:
     """Every run as it ends; whoever stops listening, by Ctrl-C too, ends those that still run.
 
-    A run that finds a card's memory full goes on once more when the others are done, beside fewer. The processes have
+    A run that finds a card's memory full goes on once more when the others are done, beside fewer; as others end well,
+    there are more again. The processes have
     the variables of `environment` besides this process's. No run is started after `until`, a time of the clock that
     only rises.
     """
     waiting, idle, busy = deque(runs), list[_Worker](), dict[Connection, tuple[_Worker, GridRun, float]]()
     again = set[Path]()
+    most, calm = at_once, 0
     try:
         while busy or (waiting and time.monotonic() <= until):
             while waiting and len(busy) < at_once and time.monotonic() <= until:
@@ -76,8 +80,11 @@ def run_all(
                 if reason is not None and FULL.search(reason) and run.folder not in again:
                     again.add(run.folder)
                     waiting.append(run)
-                    at_once = max(1, at_once - max(1, at_once // 4))
+                    at_once, calm = max(1, at_once - max(1, at_once // 4)), 0
                     continue
+                calm += 1
+                if calm >= at_once:  # the runs that were too large are through, or wait at the end
+                    at_once, calm = min(most, at_once + 1), 0
                 yield EndedRun(run, reason, now - started, others)
     finally:
         stop([worker.process for worker in (*idle, *(each for each, _, _ in busy.values()))])
@@ -137,5 +144,6 @@ def _work(pipe: Connection, environment: Mapping[str, str]) -> None:
                 run, force = pipe.recv()
                 pipe.send(attempt(run, force))
                 gc.collect()  # models refer to each other
+                torch.cuda.empty_cache()  # for the runs beside this process's next one
         except (EOFError, KeyboardInterrupt):  # by SIGTERM: the parent has said why
             return

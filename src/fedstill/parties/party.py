@@ -319,7 +319,7 @@ class Party:
         times = self._opened[name] = self._opened.get(name, 0) + 1
         purpose = name if times == 1 else f"{name}#{times}"
         self.changed()
-        rate = settings.rate if settings.rate is not None else self.model.rate
+        rate = settings.rate_for(self.model.rate)
         seed = key(self.around.seed, self.round, self.name, purpose)
         return Phase(self.model.module, data, settings, rate, seed, self.around.precision, steps)
 
