@@ -62,6 +62,17 @@ def default() -> str:
     return "\n".join(rows)
 
 
+def chance() -> str:
+    """How many of the clients that are worse off by the default are so by more than chance."""
+    script = runpy.run_path(str(ROOT / "scripts" / "choose_default.py"))
+    stage = script["CHANCES_FROM"]
+    every = [json.loads(line) for line in script["LINES"].read_text().splitlines()]
+    own = [line for line in every if line["stage"] == stage]
+    places = sorted({line["federation"] for line in own})
+    told = script["losses"](own, "AdaFD", places)
+    return _paragraph(f"On another fresh seed (stage {stage}, the same {len(places)} federations): {told}")
+
+
 def attacks() -> str:
     """What blends make of liars in whole federations: means over methods, for seeds that all blends were run with."""
     cells: dict[tuple[str, str, int], dict[str, float]] = {}
@@ -232,6 +243,38 @@ def fedid_mixed() -> str:
     return "\n".join([*rows, "", "Accuracy on SST-2: the mean of five seeds, and the lowest and highest."])
 
 
+def fedid_parts() -> str:
+    """FedID with one part at a time taken away or changed, equal models."""
+    rows = sorted(_accuracies("parts").items(), key=lambda row: -fmean(row[1]))
+    seeds = max(len(found) for _, found in rows)
+    return "\n".join(
+        [
+            "| equal models, labels dealt with alpha = 1 | accuracy on SST-2 |",
+            "|---|---|",
+            *(f"| {name} | {_spread(found)} |" for name, found in rows),
+            "",
+            f"The mean of {seeds} seeds, and the lowest and highest.",
+        ]
+    )
+
+
+def fedid_rates() -> str:
+    """What every method of FedID's tables scored on validation rows, by rate."""
+    lines = json.loads((ROOT / "evidence" / "tuning.json").read_text(encoding="utf-8"))
+    parts = []
+    for recipe, what in (
+        ("fedid/table1", "equal models: the rate"),
+        ("fedid/table2", "different models: times the rates"),
+    ):
+        own = [line for line in lines if (line["recipe"], line["scale"]) == (recipe, "medium")]
+        values = sorted({value for line in own for value in line["try"].values()})
+        scores = {(line["row"], value): 100 * line["score"] for line in own for value in line["try"].values()}
+        parts += ["", f"| {what} | {' | '.join(f'{value:g}' for value in values)} |", "|---" * (len(values) + 1) + "|"]
+        for row in sorted({line["row"] for line in own}):
+            parts.append(f"| {row} | {' | '.join(f'{scores[row, value]:.1f}' for value in values)} |")
+    return "\n".join(parts[1:])
+
+
 def _spread(found: list[float]) -> str:
     return f"{fmean(found):.1f} ({min(found):.1f} - {max(found):.1f})"
 
@@ -297,6 +340,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     for function in (
         demo,
         default,
+        chance,
         attacks,
         speed,
         int8,
@@ -305,6 +349,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
         cell,
         fedid,
         fedid_mixed,
+        fedid_parts,
+        fedid_rates,
         recipes,
         figures,
     )

@@ -90,7 +90,7 @@ def test_images_and_several_tasks_have_advice_of_their_own(situation: Any, tmp_p
         write_reviews(tmp_path / name, seed=seed)
     tasks = {name: {"path": str(tmp_path / f"{name}.csv"), "text": "body", "label": "stars"} for name in ("one", "two")}
     several = situation(corpus={"name": "tasks", "tasks": tasks}, partition={"kind": "domain", "public": 0.2})
-    assert names(several) == ["FedAUX", "FedDF", "FedAvg"]
+    assert names(several) == ["FedDF", "FedAvg", "FedDRS"]
     assert "6 labels of 2 tasks; 2 clients, 2 active in a round" in str(several)
 
 
