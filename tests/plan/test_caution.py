@@ -16,9 +16,23 @@ def test_raw_logits_of_different_models_are_warned_of(method):
     assert cautions(make(method), alike) == []
 
 
-@pytest.mark.parametrize("method", ["AdaFD", "DSFL", "FedID", {"name": "MHAT", "server_loss": "hard"}])
+@pytest.mark.parametrize(
+    "method", ["AdaFD", "DSFL", {"name": "FedID", "rehearsal": True}, {"name": "MHAT", "server_loss": "hard"}]
+)
 def test_comparable_opinions_are_not(method):
     assert cautions(make(method), MIXED) == []
+
+
+@pytest.mark.parametrize("option", [{}, {"reading": "released"}, {"feedback": "none"}, {"client_rate": 0.5}])
+def test_clients_that_follow_their_own_votes_are_warned_of(option):
+    (found,) = cautions(make({"name": "FedID", **option}), MIXED)
+    assert "FedID" in found.cause
+    assert "client_rate=0.04" in found.advice
+
+
+@pytest.mark.parametrize("option", [{"client_rate": 0.04}, {"rehearsal": 0.5}, {"transfer": False}])
+def test_those_who_are_held_back_are_not(option):
+    assert cautions(make({"name": "FedID", **option}), MIXED) == []
 
 
 def test_tiny_clients_and_public_rows_unlike_their_own_are_named():

@@ -141,6 +141,11 @@ class Algorithm:
         """Whether the models with the largest logits count most, so that different models cannot be compared."""
         return False
 
+    @property
+    def follows_own_votes(self) -> bool:
+        """Whether clients learn hard labels that they voted for themselves, with nothing that holds them back."""
+        return False
+
     def reads(self) -> frozenset[str]:
         """The optional fields of replies, as `Type.field`, that the server reads: a reply without them is refused."""
         return frozenset()

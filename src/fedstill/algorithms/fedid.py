@@ -28,6 +28,9 @@ from fedstill.parties.server import Server
 from fedstill.wire.messages import Done, Message, Scores
 from fedstill.wire.replies import Replies
 
+SLOW = 0.1
+"""A factor on the clients' rate with which their votes stay what they have learnt."""
+
 
 @dataclass(frozen=True)
 class FedID(Algorithm):
@@ -66,6 +69,10 @@ class FedID(Algorithm):
                 "reading: released has `ensemble: hard`, `client_loss: hard`, `chunk: 1`, and `feedback: loss_diff` or "
                 "`none`: leave these options out."
             )
+
+    @property
+    def follows_own_votes(self) -> bool:
+        return self.transfer and self.client_loss == "hard" and not self.rehearsal and self.client_rate > SLOW
 
     @property
     def is_released(self) -> bool:

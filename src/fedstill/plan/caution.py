@@ -37,6 +37,14 @@ def cautions(method: Algorithm, clients: Mapping[str, Hello]) -> list[Caution]:
                 "probabilities.",
             )
         )
+    if method.follows_own_votes:
+        found.append(
+            Caution(
+                f"{method.title}'s clients follow their own votes",
+                "with small models most runs end with one class for nearly all rows; set `algorithm.client_rate=0.04` "
+                "or `algorithm.rehearsal=1` (docs/fedid.md).",
+            )
+        )
     if tiny := [name for name, hello in clients.items() if hello.size < TINY]:
         found.append(
             Caution(
