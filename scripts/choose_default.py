@@ -35,6 +35,7 @@ from default_stages import (  # noqa: E402
     NOW,
     OFTEN,
     SAID,
+    SINGLY,
     TOGETHER,
     WHERE,
     federations,
@@ -126,12 +127,24 @@ def _page(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield from ["", *(f"- {name}: {losses(own, name, where)}" for name in _names(own))]
         if stage in (3, 5, *range(7, 16)):
             yield from _by_federation(own, where)
+        if stage == SINGLY:
+            yield from _servers(own, where)
 
 
 def _shared(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """The federations in which every candidate of these lines was run."""
     places = [{line["federation"] for line in lines if line["candidate"] == name} for name in _names(lines)]
     return sorted(set[str].intersection(*places))
+
+
+def _servers(lines: Sequence[Mapping[str, Any]], where: Sequence[str]) -> Iterator[str]:
+    """For many candidates: a line for each."""
+    yield "\nThe server, by federation.\n"
+    yield "| candidate | " + " | ".join(where) + " |"
+    yield "|---" * (len(where) + 1) + "|"
+    scores = {(line["candidate"], line["federation"]): 100 * line["server"] for line in lines}
+    for name in sorted(_names(lines), key=lambda name: -fmean(scores[name, place] for place in where)):
+        yield f"| {name} | " + " | ".join(f"{scores[name, place]:.1f}" for place in where) + " |"
 
 
 def _by_federation(lines: Sequence[Mapping[str, Any]], where: Sequence[str]) -> Iterator[str]:

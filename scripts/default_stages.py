@@ -117,6 +117,8 @@ def _many() -> dict[str, Settings]:
 
 MANY = _many()
 """Where 44 to 440 rows of a client are measured, most often more than 200."""
+SINGLY = 4
+"""The stage that changes one thing at a time, whose servers are shown by federation."""
 MANY_FROM = 9
 """The first stage that measures so many."""
 NOW = 14
@@ -146,7 +148,7 @@ WHERE[10] = WHERE[12] = (*MIXED, *EQUAL, "dbpedia, mixed", *BOW, *SIXTEEN)
 WHERE[11] = WHERE[9]
 ELSEWHERE = ("tweets, public news, mixed", "amazon, public tweets, mixed", "agnews, public reviews, mixed", SIXTEEN[1])
 WHERE[13] = ELSEWHERE
-WHERE[NOW] = WHERE[15] = (*WHERE[12], ELSEWHERE[0], ELSEWHERE[2])
+WHERE[NOW] = WHERE[15] = WHERE[16] = (*WHERE[12], ELSEWHERE[0], ELSEWHERE[2])
 """The federations of each stage."""
 
 PROBABILITIES = {"name": "AdaFD", "reading": "paper", "opinions": "probabilities", "server_loss": "kl"}
@@ -163,7 +165,7 @@ ALIKE = {"name": "AdaFD", "foreign": "alike"}
 """The default of stage 12."""
 BEFORE = ALIKE | {"settling": 0, "linear": "alike", "wary": False}
 """The default of stages 3 to 8."""
-TOGETHER = {7: (6, 7), 11: (9, 11)}
+TOGETHER = {7: (6, 7), 11: (9, 11), 16: (15, 16)}
 """Stages whose tables also have the candidates of another, of the same seeds, in the federations of both."""
 LOCAL = "alone for as long"
 """Everybody alone for as many rounds: what the others of a stage are compared with, if it is there."""
@@ -275,6 +277,7 @@ CANDIDATES[NOW] = {
     "FedMD": {"name": "FedMD"},
 }
 CANDIDATES[15] = {"AdaFD": {"name": "AdaFD"}, "DS-FL": {"name": "DSFL"}}
+CANDIDATES[16] = {"AdaFD, competence": {"name": "AdaFD", "competence": True}}
 CANDIDATES[6] = {name: CANDIDATES[3][name] for name in ("AdaFD", "DS-FL")} | {LOCAL: {"name": "Local"}}
 
 
