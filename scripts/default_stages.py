@@ -4,8 +4,8 @@ Stages 1 to 3 follow each other: each keeps the better candidates of the one bef
 changes one thing at a time in the paper's equations. Stage 5 measures what was chosen as users have it, and stage 6
 against everybody alone for as long; stages 7 and 8 try more. Stages 9 to 11 try again with more rows to measure with,
 and stage 12 measures what came of it; stage 13 is about public rows from elsewhere, and stage 14 measures what users
-have now. Stage 15 is the same with p: how many losses are more than chance. choose_default.py runs them and makes the
-page.
+have now. Stage 15 is the same with p: how many losses are more than chance; stage 16 tries one more change beside it.
+choose_default.py runs them and makes the page.
 """
 
 from __future__ import annotations
@@ -383,4 +383,9 @@ What users have now, on a fresh seed, beside more rivals. Nothing was chosen by 
     15: """\
 The same on another fresh seed, to see how many losses are more than chance: as `fedstill run` does it, by a paired
 bootstrap over each client's own rows. That is the chance of the rows, not of the training.""".splitlines(),
+    16: """\
+Beside stage 15, of the same seed: the default, with the clients weighed by sample (`competence: true`, the best
+change of stage 4). A point more on everybody's rows, and no less on own rows. Not taken yet: one seed, which is not
+fresh; clients would tell by sample how like its words are to their own; and what is measured among liars would have
+to be again.""".splitlines(),
 }
