@@ -54,9 +54,8 @@ def run_all(
     """Every run as it ends; whoever stops listening, by Ctrl-C too, ends those that still run.
 
     A run that finds a card's memory full goes on once more when the others are done, beside fewer; as others end well,
-    there are more again. The processes have
-    the variables of `environment` besides this process's. No run is started after `until`, a time of the clock that
-    only rises.
+    there are more again. The processes have the variables of `environment` besides this process's. No run is started
+    after `until`, a time of the clock that only rises.
     """
     waiting, idle, busy = deque(runs), list[_Worker](), dict[Connection, tuple[_Worker, GridRun, float]]()
     again = set[Path]()
