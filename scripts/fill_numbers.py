@@ -45,10 +45,8 @@ def demo() -> str:
 
 def default() -> str:
     """AdaFD's default beside its rivals, against everybody alone for as long."""
-    script = runpy.run_path(str(ROOT / "scripts" / "choose_default.py"))
-    every = [json.loads(line) for line in script["LINES"].read_text().splitlines()]
-    own = [line for line in every if line["stage"] == script["NOW"]]
-    places, seeds = (sorted({line[what] for line in own}) for what in ("federation", "seed"))
+    script, own, places = _stage("NOW")
+    seeds = {line["seed"] for line in own}
     found = {name: script["means"](own, name, places) for name in {line["candidate"] for line in own}}
     alone = found.pop(script["LOCAL"])
     heading = f"mean of {len(places)} small federations, {len(seeds)} fresh seed{'s' if len(seeds) > 1 else ''}"
@@ -64,13 +62,17 @@ def default() -> str:
 
 def chance() -> str:
     """How many of the clients that are worse off by the default are so by more than chance."""
-    script = runpy.run_path(str(ROOT / "scripts" / "choose_default.py"))
-    stage = script["CHANCES_FROM"]
-    every = [json.loads(line) for line in script["LINES"].read_text().splitlines()]
-    own = [line for line in every if line["stage"] == stage]
-    places = sorted({line["federation"] for line in own})
-    told = script["losses"](own, "AdaFD", places)
+    script, own, places = _stage("CHANCES_FROM")
+    told, stage = script["losses"](own, "AdaFD", places), script["CHANCES_FROM"]
     return _paragraph(f"On another fresh seed (stage {stage}, the same {len(places)} federations): {told}")
+
+
+def _stage(name: str) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
+    """choose_default.py's own names, the lines of the stage that one of them holds, and their federations."""
+    script = runpy.run_path(str(ROOT / "scripts" / "choose_default.py"))
+    every = [json.loads(line) for line in script["LINES"].read_text().splitlines()]
+    own = [line for line in every if line["stage"] == script[name]]
+    return script, own, sorted({line["federation"] for line in own})
 
 
 def attacks() -> str:
