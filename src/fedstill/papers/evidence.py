@@ -27,7 +27,7 @@ from fedstill.papers.side_by_side import Outcomes, setting
 from fedstill.results.record import Record
 from fedstill.results.runs import POOLED, Run
 
-ANY_MACHINE = ("engine", "workers", "device", "memory", "save_every", "report_to", "seed")
+ANY_MACHINE = ("engine", "workers", "device", "precision", "memory", "save_every", "report_to", "seed")
 """Keys that say where and how a run computes, and its seed, which a line names itself."""
 OF_PAPERS = {"max_share": None, "blend": "mean"}
 """Keys whose defaults are not the papers', which nothing says in lines from before there were such keys."""

@@ -12,15 +12,16 @@ import torch
 
 from fedstill.common.files import write_whole
 from fedstill.common.version import VERSION
-from fedstill.learning.precision import choose_device
+from fedstill.learning.precision import choose_device, choose_precision
 
 FILE = "made-with.json"
 ANSWER_S = 10
 
 
-def note_machine(folder: Path, device: str) -> None:
-    """Write down what the run in this folder was made with."""
-    made = {"commit": revision(), "device": device_name(device)}
+def note_machine(folder: Path, device: str, precision: str = "auto") -> None:
+    """Write down what the run in this folder was made with; the precision where it is not the device's usual one."""
+    usual = ("auto", choose_precision("auto", choose_device(device)))
+    made = {"commit": revision(), "device": device_name(device) + ("" if precision in usual else f", {precision}")}
     write_whole(folder / FILE, (json.dumps(made, indent=1) + "\n").encode())
 
 

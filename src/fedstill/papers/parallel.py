@@ -101,7 +101,7 @@ def attempt(run: GridRun, force: bool = False, tell: Tell = tell_nobody) -> str 
             raise
         return str(error)
     if not was_finished:
-        note_machine(run.folder, run.experiment.device)
+        note_machine(run.folder, run.experiment.device, run.experiment.precision)
     return None
 
 

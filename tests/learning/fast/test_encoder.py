@@ -159,6 +159,31 @@ def test_in_float32_they_are_so_up_to_rounding(name, last_layer):
     assert max(counted.values()) < 1e-5, max(counted, key=counted.get)
 
 
+@pytest.mark.parametrize("name", ["bert-tiny", "minilm[:2]", "roberta", "distilbert"])
+def test_in_bf16_they_are_as_near_to_float32_as_hugging_faces_own(name):
+    torch.manual_seed(0)
+    module = MODELS[name]().eval()
+    batch = batches(module)["different lengths"] if module.config.vocab_size == 60 else reviews(name)
+
+    def in_bf16(compute):
+        def logits(given):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return compute(given).float()
+
+        return logits
+
+    plain, ours = (lambda given: module(**given).logits), (lambda given: encoder.logits(module, given, Fast()))
+    expected, slopes = outcome(module, plain, batch)
+    theirs, found = (outcome(module, in_bf16(compute), batch) for compute in (plain, ours))
+    assert 0 < (found[0] - expected).norm() < 1.1 * (theirs[0] - expected).norm()
+
+    def error(gradients):
+        return np.linalg.norm([(gradients[name] - slope).norm() for name, slope in slopes.items()])
+
+    assert 0 < error(found[1]) < 1.1 * error(theirs[1])
+    assert all(slope.dtype == torch.float32 for slope in found[1].values())
+
+
 def test_computing_leaves_the_parameters_as_they_are(model):
     before = copy.deepcopy(model.state_dict())
     outcome(model, lambda given: encoder.logits(model, given, Fast()), batches(model)["different lengths"])
@@ -191,7 +216,7 @@ def test_other_models_inputs_and_numbers_are_left_to_hugging_face():
     assert encoder.logits(bert, batch, Fast(encoder=False)) is None
     assert encoder.logits(bert, {"inputs_embeds": torch.zeros(1, 3, 16)}, Fast()) is None
     assert encoder.logits(bert, batch | {"position_ids": batch["input_ids"]}, Fast()) is None
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=torch.float16):
         assert encoder.logits(bert, batch, Fast()) is None
     masked = batch | {"attention_mask": batch["attention_mask"].flip(1)}
     assert encoder.logits(bert, masked, Fast()) is None

@@ -6,8 +6,8 @@ in two places: `predict.forward` asks it for a batch's logits, and `Phase.run` f
 - `settings`: which techniques are on, and `accelerate`, which switches them on for a model.
 - `anatomy`: where BERT-, RoBERTa- and DistilBERT-like classifiers of Hugging Face keep their parts. The parameters stay
   in the Hugging Face module; the fast path only computes with them in another way.
-- `encoder` (with `unpadded` and `functions`), `masks`, `vocabulary`: for CPUs: no padding, only the states that the
-  head uses, cheap dropout masks, only the words that occur.
+- `encoder` (with `unpadded`, `functions` and `products`), `masks`, `vocabulary`: for CPUs: no padding, only the states
+  that the head uses, the quickest library for its products, cheap dropout masks, only the words that occur.
 - `int8`: prediction on a CPU with rounded weights, only when it is asked for: it is not the same work.
 - `card` and `gpu/`: for GPUs: whole steps captured as CUDA graphs, several clients at once.
 """

@@ -42,14 +42,16 @@ def logits(module: nn.Module, batch: dict[str, Tensor], fast: Fast) -> Tensor | 
         return None
     texts, tokens = found
     masks = Masks(fast.masks) if module.training else None
-    states = embed(anatomy, tokens, masks)
-    for part in anatomy.layers[:-1] if fast.last_layer else anatomy.layers:
-        states = layer(anatomy, part, states, texts, masks)
-    if fast.last_layer:
-        states = layer(anatomy, anatomy.layers[-1], states, texts, masks, only_first=True)
-    else:
-        states = states.index_select(0, texts.firsts)
-    return head(anatomy, states, texts)
+    narrow = torch.is_autocast_enabled("cpu")
+    with torch.autocast("cpu", enabled=False):
+        states = embed(anatomy, tokens, masks)
+        for part in anatomy.layers[:-1] if fast.last_layer else anatomy.layers:
+            states = layer(anatomy, part, states, texts, masks, narrow=narrow)
+        if fast.last_layer:
+            states = layer(anatomy, anatomy.layers[-1], states, texts, masks, only_first=True, narrow=narrow)
+        else:
+            states = states.index_select(0, texts.firsts)
+        return head(anatomy, states, texts)
 
 
 def head(anatomy: Anatomy, firsts: Tensor, texts: Unpadded) -> Tensor:
@@ -65,7 +67,8 @@ def _applies(anatomy: Anatomy, batch: dict[str, Tensor]) -> bool:
     table, ids = anatomy.words.weight, batch["input_ids"]
     is_plain = table.device.type == "cpu" and table.dtype in (torch.float32, torch.float64)
     is_batch = all(value.ndim == 2 and value.shape == ids.shape for value in batch.values()) and ids.numel() > 0
-    return is_plain and is_batch and not torch.is_autocast_enabled("cpu")
+    is_known = not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") == torch.bfloat16
+    return is_plain and is_batch and is_known
 
 
 def packed(anatomy: Anatomy, batch: dict[str, Tensor]) -> tuple[Unpadded, Tokens] | None:
@@ -113,9 +116,15 @@ def embed(anatomy: Anatomy, tokens: Tokens, masks: Masks | None) -> Tensor:
 
 
 def layer(
-    anatomy: Anatomy, layer: Layer, states: Tensor, texts: Unpadded, masks: Masks | None, only_first: bool = False
+    anatomy: Anatomy,
+    layer: Layer,
+    states: Tensor,
+    texts: Unpadded,
+    masks: Masks | None,
+    only_first: bool = False,
+    narrow: bool = False,
 ) -> Tensor:
-    """The states after a layer, of all tokens or of each text's first."""
+    """The states after a layer, of all tokens or of each text's first; `narrow`: with products in bf16."""
     heads, groups = anatomy.heads, texts.groups
     projections = [tensor for part in (layer.query, layer.key, layer.value) for tensor in (part.weight, part.bias)]
     if only_first:
@@ -123,9 +132,11 @@ def layer(
     else:
         shapes = [(group.rows * heads, group.width, group.width) for group in groups]
     factors = [masks and masks.draw(shape, anatomy.attention_dropout, states) for shape in shapes]
-    found = (AttendFirst if only_first else Attend).apply(states, texts, heads, factors, *projections)  # type: ignore[no-untyped-call]
     if only_first:
+        found = AttendFirst.apply(states, texts, heads, factors, *projections)  # type: ignore[no-untyped-call]
         states = states.index_select(0, texts.firsts)
+    else:
+        found = Attend.apply(states, texts, heads, factors, narrow, *projections)  # type: ignore[no-untyped-call]
     shape = tuple(states.shape)
     parts = (layer.mix, layer.mix_norm, layer.up, layer.down, layer.down_norm)
     return Transform.apply(  # type: ignore[no-any-return, no-untyped-call]
@@ -137,5 +148,6 @@ def layer(
             masks and masks.draw(shape, anatomy.dropout, states),
         ),
         (layer.mix_norm.eps, layer.down_norm.eps),
+        narrow,
         *(tensor for part in parts for tensor in (part.weight, part.bias)),
     )

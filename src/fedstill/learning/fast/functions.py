@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from fedstill.learning.fast.products import linear, narrowed, product
 from fedstill.learning.fast.unpadded import Group, Unpadded
 
 aten = torch.ops.aten
@@ -98,14 +99,12 @@ class Attend(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, texts: Unpadded, heads: int, factors: Sequence[Factor], *weights: Tensor
+        ctx: Any, states: Tensor, texts: Unpadded, heads: int, factors: Sequence[Factor], narrow: bool, *weights: Tensor
     ) -> Tensor:
-        weight, bias = torch.cat(weights[::2]), torch.cat(weights[1::2])
-        count, size = len(states), len(weights[0])
-        packed = states.new_empty(count + 1, 3 * size)
-        packed[count] = 0
-        torch.addmm(bias, states, weight.t(), out=packed[:count])
-        found = states.new_empty(count, size)
+        states, weight = narrowed(states, narrow), narrowed(torch.cat(weights[::2]), narrow)
+        size = len(weights[0])
+        packed = texts.without_rest(linear(states, weight, torch.cat(weights[1::2])))
+        found = texts.without_rest(packed.new_empty(len(states), size))
         ctx.scale = (size // heads) ** -0.5
         kept = []
         for group, factor in zip(texts.groups, factors, strict=True):
@@ -115,7 +114,7 @@ class Attend(Function):
             group.gather(torch.bmm(used, projected[2]), 1, heads, found)
             kept.append((projected, shares, used, factor))
         if any(ctx.needs_input_grad):
-            ctx.constants = texts, heads, kept
+            ctx.constants = texts, heads, narrow, kept
             ctx.save_for_backward(states, weight)
         return found
 
@@ -123,12 +122,11 @@ class Attend(Function):
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
         states, weight = ctx.saved_tensors
-        texts, heads, kept = ctx.constants
-        padded = torch.cat([slope, slope.new_zeros(1, slope.shape[1])])
-        packed = slope.new_empty(len(slope), 3 * slope.shape[1])
+        texts, heads, narrow, kept = ctx.constants
+        packed = texts.without_rest(slope.new_empty(len(slope), 3 * slope.shape[1]))
         for group, (projected, shares, used, factor) in zip(texts.groups, kept, strict=True):
             query, key, value = projected
-            found = group.spread(padded, 1, heads)[0]
+            found = group.spread(slope, 1, heads)[0]
             slopes = torch.empty_like(projected)
             torch.bmm(used.transpose(1, 2), found, out=slopes[2])
             inner = torch.bmm(found, value.transpose(1, 2))
@@ -136,9 +134,10 @@ class Attend(Function):
             torch.baddbmm(slopes[0], inner, key, beta=0, alpha=ctx.scale, out=slopes[0])
             torch.baddbmm(slopes[1], inner.transpose(1, 2), query, beta=0, alpha=ctx.scale, out=slopes[1])
             group.gather(slopes, 3, heads, packed)
-        given = packed @ weight if ctx.needs_input_grad[0] else None
-        parts = zip((packed.t() @ states).chunk(3), packed.sum(0).chunk(3), strict=True)
-        return given, None, None, None, *(part for pair in parts for part in pair)
+        bias_slopes, packed = packed.sum(0), narrowed(packed, narrow)
+        given = product(packed, weight) if ctx.needs_input_grad[0] else None
+        parts = zip(product(packed.t(), states).chunk(3), bias_slopes.chunk(3), strict=True)
+        return given, None, None, None, None, *(part for pair in parts for part in pair)
 
 
 class AttendFirst(Function):
@@ -197,7 +196,7 @@ class AttendFirst(Function):
         by_text = slope.view(len(first), heads, -1)
         sum_slopes = (by_text * value_bias.view(heads, -1)).sum(-1, keepdim=True)
         value_bias_slope = (by_text * sums[:, :, None]).sum(0).view(-1)
-        given = torch.empty_like(states)
+        given = texts.without_rest(torch.empty_like(states))
         asked_slopes = torch.empty_like(asked)
         for group, (tokens, shares, used, factor) in zip(texts.groups, kept, strict=True):
             mean_slope = mean_slopes[:, group.texts].transpose(0, 1)
@@ -228,43 +227,48 @@ class Transform(Function):
         activation: Activation,
         factors: tuple[Factor, Factor],
         epsilons: tuple[float, float],
+        narrow: bool,
         *weights: Tensor,
     ) -> Tensor:
         mix, mix_bias, norm, norm_bias, up, up_bias, down, down_bias, last, last_bias = weights
-        mixed = _added(given, torch.addmm(mix_bias, found, mix.t()), factors[0])
-        middle, mean, scale = aten.native_layer_norm(mixed, norm.shape, norm, norm_bias, epsilons[0])
-        raised = torch.addmm(up_bias, middle, up.t())
-        active = activation.forward(raised)
-        lowered = _added(middle, torch.addmm(down_bias, active, down.t()), factors[1])
+        found, mix, up, down = (narrowed(each, narrow) for each in (found, mix, up, down))
+        mixed = _added(given, linear(found, mix, mix_bias), factors[0])
+        normed, mean, scale = aten.native_layer_norm(mixed, norm.shape, norm, norm_bias, epsilons[0])
+        middle = narrowed(normed, narrow)
+        raised = linear(middle, up, up_bias)
+        active = narrowed(activation.forward(raised), narrow)
+        lowered = _added(normed, linear(active, down, down_bias), factors[1])
         states, last_mean, last_scale = aten.native_layer_norm(lowered, last.shape, last, last_bias, epsilons[1])
         if any(ctx.needs_input_grad):
-            ctx.constants = activation, factors
-            ctx.save_for_backward(
-                found, mixed, mean, scale, middle, raised, active, lowered, last_mean, last_scale, *weights
-            )
+            ctx.constants = activation, factors, narrow
+            kept = found, mixed, mean, scale, middle, raised, active, lowered, last_mean, last_scale
+            ctx.save_for_backward(*kept, mix, norm, norm_bias, up, down, last, last_bias)
         return states  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
         found, mixed, mean, scale, middle, raised, active, lowered, last_mean, last_scale, *weights = ctx.saved_tensors
-        mix, _, norm, norm_bias, up, _, down, _, last, last_bias = weights
-        activation, factors = ctx.constants
+        mix, norm, norm_bias, up, down, last, last_bias = weights
+        activation, factors, narrow = ctx.constants
         wanted = (True, True, True)
         slope, *last_slopes = aten.native_layer_norm_backward(
             slope, lowered, last.shape, last_mean, last_scale, last, last_bias, wanted
         )
-        inner = times(slope, factors[1])
-        down_slopes = inner.t() @ active, inner.sum(0)
-        inner = activation.backward(inner @ down, raised)
-        up_slopes = inner.t() @ middle, inner.sum(0)
+        lowered_slope, *down_slopes = _back(times(slope, factors[1]), active, down, narrow)
+        raised_slope, *up_slopes = _back(activation.backward(lowered_slope, raised), middle, up, narrow)
         slope, *norm_slopes = aten.native_layer_norm_backward(
-            torch.addmm(slope, inner, up), mixed, norm.shape, mean, scale, norm, norm_bias, wanted
+            raised_slope.add_(slope), mixed, norm.shape, mean, scale, norm, norm_bias, wanted
         )
-        inner = times(slope, factors[0])
-        mix_slopes = inner.t() @ found, inner.sum(0)
+        found_slope, *mix_slopes = _back(times(slope, factors[0]), found, mix, narrow)
         slopes = (*mix_slopes, *norm_slopes, *up_slopes, *down_slopes, *last_slopes)
-        return inner @ mix, slope, None, None, None, *slopes
+        return found_slope, slope, None, None, None, None, *slopes
+
+
+def _back(slope: Tensor, states: Tensor, weight: Tensor, narrow: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of a linear layer's states, weight and bias, given that of its output."""
+    inner = narrowed(slope, narrow)
+    return product(inner, weight), product(inner.t(), states), slope.sum(0)
 
 
 def shares_of(group: Group, queries: Tensor, keys: Tensor, heads: int, scale: float) -> Tensor:

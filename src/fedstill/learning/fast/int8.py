@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedstill.common.errors import FedstillError
@@ -88,11 +87,11 @@ def quantised(module: nn.Module) -> Callable[[dict[str, Tensor]], Tensor]:
 
 
 def _layer(anatomy: Anatomy, layer: Layer, products: Products, states: Tensor, texts: Unpadded) -> Tensor:
-    heads, (count, size) = anatomy.heads, states.shape
-    padded = F.pad(products.projections(states), (0, 0, 0, 1))
-    found = states.new_empty(count, size)
+    heads, size = anatomy.heads, states.shape[1]
+    projected = texts.without_rest(products.projections(states))
+    found = texts.without_rest(torch.empty_like(states))
     for group in texts.groups:
-        query, key, value = group.spread(padded, 3, heads)
+        query, key, value = group.spread(projected, 3, heads)
         shares = shares_of(group, query, key, heads, (size // heads) ** -0.5)
         group.gather(torch.bmm(shares, value), 1, heads, found)
     middle = layer.mix_norm(products.mix(found).add_(states))

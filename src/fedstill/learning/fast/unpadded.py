@@ -8,13 +8,17 @@ import torch
 from torch import Tensor
 
 from fedstill.data.corpus import Ints
+from fedstill.learning.fast.products import MULTIPLE
 
 SHORTER = 0.7
 """Attention pads within groups; a text shorter than this share of its group's longest begins a new group."""
 
 
 class Unpadded:
-    """The positions of a batch's real tokens, and groups of texts of similar length for attention."""
+    """The positions of a batch's real tokens, and groups of texts of similar length for attention.
+
+    After the tokens are rows for nothing, at least one, which make their number a multiple: the rest.
+    """
 
     def __init__(self, mask: npt.NDArray[np.bool_]) -> None:
         lengths = mask.sum(1)
@@ -28,11 +32,19 @@ class Unpadded:
         """The first packed token of each text, the longest text first."""
         self.back = torch.from_numpy(np.argsort(order))
         """For each text of the batch, its number among the sorted texts."""
-        self.groups = [Group(starts[some], lengths[some], some, len(row)) for some in _similar(lengths)]
+        self.count = len(row)
+        self.groups = [Group(starts[some], lengths[some], some, self.count) for some in _similar(lengths)]
 
     def pick(self, values: npt.NDArray[np.int64]) -> Tensor:
-        """The packed tokens' values from an array of the batch's shape."""
-        return torch.from_numpy(values[self.rows, self.columns])
+        """The packed tokens' values from an array of the batch's shape; the rest is zero."""
+        picked = np.zeros((self.count // MULTIPLE + 1) * MULTIPLE, np.int64)
+        picked[: self.count] = values[self.rows, self.columns]
+        return torch.from_numpy(picked)
+
+    def without_rest(self, states: Tensor) -> Tensor:
+        """These packed states, now with zeros in the rest: no text sees it, and it has no gradient."""
+        states[self.count :] = 0
+        return states
 
 
 class Group:
@@ -45,21 +57,17 @@ class Group:
         columns = np.arange(self.width)
         self.is_token = columns < lengths[:, None]
         self.sources = np.where(self.is_token, starts[:, None] + columns, count)
-        """The packed token at each place; at padding, the number of packed tokens."""
+        """The packed token at each place; at padding, the first row of the rest."""
         self._made: dict[tuple[str, int, int], Tensor] = {}
 
     def pad(self, states: Tensor) -> Tensor:
         """Packed states as [rows, width, size]; the values at padding are arbitrary."""
         if self.is_full:
             return states[self.tokens].view(self.rows, self.width, -1)
-        index = torch.from_numpy(np.minimum(self.sources, len(states) - 1).reshape(-1))
-        return states.index_select(0, index).view(self.rows, self.width, -1)
+        return states.index_select(0, torch.from_numpy(self.sources.reshape(-1))).view(self.rows, self.width, -1)
 
     def spread(self, states: Tensor, parts: int, heads: int) -> Tensor:
-        """Packed states [tokens + 1, parts * heads * size] as [parts, rows * heads, width, size].
-
-        The last of the states is used at padding.
-        """
+        """Packed states [tokens and rest, parts * heads * size] as [parts, rows * heads, width, size]."""
         if (index := self._made.get(("spread", parts, heads))) is None:
             inner = np.arange(parts)[:, None, None, None] * heads + np.arange(heads)[:, None]
             index = torch.from_numpy((self.sources[:, None, :] * (parts * heads) + inner).reshape(-1))
