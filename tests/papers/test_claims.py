@@ -26,11 +26,11 @@ HOMOGENEOUS = "homogeneous, downsampled"
 Score = Callable[[GridRun], float | None]
 
 
-def write_lines(folder: Path, recipe: str, score: Score, seeds: int = 5, **more: object) -> None:
-    """Lines of a recipe at scale medium, by a score for each run; None leaves a run out."""
+def write_lines(folder: Path, recipe: str, score: Score, seeds: int = 5, scale: str = "medium", **more: object) -> None:
+    """Lines of a recipe at a scale, by a score for each run; None leaves a run out."""
     path = recipe_path(recipe)
     assert path is not None
-    grid = plan_grid(Source.read(path), "medium", folder, ["corpus.path=nowhere"], seeds)
+    grid = plan_grid(Source.read(path), scale, folder, ["corpus.path=nowhere"], seeds)
     every = []
     for run in grid.runs:
         if (value := score(run)) is None:
@@ -47,7 +47,7 @@ def write_lines(folder: Path, recipe: str, score: Score, seeds: int = 5, **more:
             "notes": [],
         }
         line = known | empty | {
-            "scale": "medium", "group": run.group, "row": run.row, "columns": list(run.columns),
+            "scale": scale, "group": run.group, "row": run.row, "columns": list(run.columns),
             "name": run.experiment.name, "seed": run.experiment.seed, "experiment": fingerprint(run.experiment),
             "labels": ["a", "b"], "metrics": ["f1"], "server": measured, "bytes": {"up": 0, "down": 0}, "seconds": 1.0,
             "test": f"rows of {run.experiment.seed}",
@@ -130,7 +130,7 @@ def test_a_claim_names_cells_that_exist(claim: Claim) -> None:
         assert cell.column in recipe.columns
         assert recipe.columns[cell.column].against is None
     assert claim.untestable or all(
-        "medium" in recipe_of(term.cell.recipe).scales for _, terms in comparisons(claim) for term in terms
+        term.cell.scale in recipe_of(term.cell.recipe).scales for _, terms in comparisons(claim) for term in terms
     )
 
 
@@ -241,9 +241,12 @@ def test_rounds_weights_and_samples_are_read_as_kept(tmp_path: Path) -> None:
     assert down.mean == pytest.approx(-2)
     late = {"test": {"accuracy": {"1": 0.2, "2": 0.8}}}
     early = {"test": {"accuracy": {"1": 0.6, "2": 0.8}}}
-    write_lines(
-        tmp_path, "fedsnd/figure8", lambda run: 0.8, seeds=3, by_round=lambda run: early if "SND" in run.row else late
-    )
+    for scale in ("medium", "small"):
+        assert judged(tmp_path, "fedsnd-rounds-text").verdict == "not run yet"  # it is about scale small
+        write_lines(
+            tmp_path, "fedsnd/figure8", lambda run: 0.8, seeds=3, scale=scale,
+            by_round=lambda run: early if "SND" in run.row else late,
+        )  # fmt: skip
     area = judged(tmp_path, "fedsnd-rounds-text")
     assert area.here is not None
     assert area.here.mean == pytest.approx(20)

@@ -34,6 +34,7 @@ class Cell(Settings):
     """A cell of a recipe's table, and what of its runs counts."""
 
     recipe: str = ""
+    scale: str = MAIN_SCALE
     group: str = ""
     row: str = ""
     column: str = ""
@@ -186,14 +187,14 @@ class Shelf:
     """An evidence folder; the lines of a recipe are read once."""
 
     folder: Path
-    scale: str = MAIN_SCALE
-    _read: dict[str, tuple[Grid, Outcomes] | None] = field(default_factory=dict)
+    _read: dict[tuple[str, str], tuple[Grid, Outcomes] | None] = field(default_factory=dict)
 
     def values(self, cell: Cell) -> dict[tuple[int, str], float]:
         """(Seed, test rows) -> what the cell's run gave."""
-        if cell.recipe not in self._read:
-            self._read[cell.recipe] = self._recall(cell.recipe)
-        if (kept := self._read[cell.recipe]) is None:
+        place = cell.recipe, cell.scale
+        if place not in self._read:
+            self._read[place] = self._recall(*place)
+        if (kept := self._read[place]) is None:
             return {}
         grid, outcomes = kept
         runs = finished(grid.of(cell.group, cell.row, cell.column), outcomes)
@@ -201,14 +202,10 @@ class Shelf:
         found = {(run.seed, run.test_fingerprint): _value(run, cell, split, metric) for run in runs}
         return {key: value for key, value in found.items() if value is not None}
 
-    def evidence(self, recipe: str) -> Evidence:
-        """The lines of a recipe."""
-        return Evidence(self.folder, recipe, self.scale)
-
-    def _recall(self, recipe: str) -> tuple[Grid, Outcomes] | None:
-        evidence = self.evidence(recipe)
+    def _recall(self, recipe: str, scale: str) -> tuple[Grid, Outcomes] | None:
+        evidence = Evidence(self.folder, recipe, scale)
         lines = evidence.lines.read_text(encoding="utf-8").splitlines() if evidence.lines.exists() else []
-        has_any = any(json.loads(line)["scale"] == self.scale for line in lines)
+        has_any = any(json.loads(line)["scale"] == scale for line in lines)
         return recall(_source(recipe), evidence) if has_any else None
 
 

@@ -9,14 +9,15 @@ from typing import get_args
 
 from fedstill.common.errors import FedstillError
 from fedstill.papers.claims import Cell, Claim, Finding, Judged, Shelf, Verdict, judge, read_claims, recipe_of, verdict
+from fedstill.papers.evidence import Evidence
 from fedstill.papers.side_by_side import MISSING
 from fedstill.results.significance import FEWEST_SEEDS, p_text
 
 HEADINGS = ("claim", "where", "paper", "here", "p", "verdict")
 RULE = f"""\
 What AdaFD, FedID, FedDRS and FedSND claim, in our words, and whether the runs in [evidence](../evidence/README.md) bear
-it out. Models and rows are those of scale `medium` ([the scales](reproduce.md#the-scales)), smaller than the papers': a
-verdict is about the claim at this size.
+it out. Models and rows are those of scale `medium` ([the scales](reproduce.md#the-scales)) or of one that the claim
+names, smaller than the papers': a verdict is about the claim at this size.
 
 **The rule.** A difference is that of two cells with the same seed and the same test rows, in points unless nats are
 named. *Here* has its mean over seeds, the 95% interval (Student's t) and the number of seeds; p is that of the paired
@@ -52,7 +53,7 @@ def page(judged: Sequence[Judged], folder: Path) -> str:
         for each in judged:
             rows += _marked(each) if _paper(each.claim) == paper else []
         blocks += [f"## {paper}", "\n".join(f"| {' | '.join(row)} |" for row in rows)]
-    if commands := list(_commands(judged, Shelf(folder))):
+    if commands := list(_commands(judged, folder)):
         shown = "\n".join(f"    {command}" for command in commands)
         blocks += ["## What is still to run", _HOW.format(folder=folder.name), shown]
     blocks.append(f"This page is written by `fedstill show claims --from {folder.name} --write docs/claims.md`.")
@@ -110,29 +111,29 @@ def _tally(judged: Sequence[Judged]) -> str:
     return f"Of {len(judged)} claims: {counted}."
 
 
-def _commands(judged: Sequence[Judged], shelf: Shelf) -> Iterator[str]:
+def _commands(judged: Sequence[Judged], folder: Path) -> Iterator[str]:
     """For every recipe the commands that make the missing runs, as few as possible."""
-    lacking: dict[str, dict[tuple[str, ...], None]] = {}
+    lacking: dict[tuple[str, str], dict[tuple[str, ...], None]] = {}
     for each in judged:
         if each.verdict == "not run yet":
             for cell in each.missing:
-                lacking.setdefault(cell.recipe, {})[_left_out(cell, shelf.scale)] = None
-    for name, many in sorted(lacking.items()):
-        recipe, evidence = recipe_of(name), shelf.evidence(name)
-        if shelf.scale not in recipe.scales:
-            yield f"# {name} has no scale {shelf.scale} yet"
+                lacking.setdefault((cell.recipe, cell.scale), {})[_left_out(cell)] = None
+    for (name, scale), many in sorted(lacking.items()):
+        recipe = recipe_of(name)
+        if scale not in recipe.scales:
+            yield f"# {name} has no scale {scale} yet"
             continue
-        asks = "".join(f" {key}=..." for key in recipe.asks | recipe.scales[shelf.scale].asks)
+        asks = "".join(f" {key}=..." for key in recipe.asks | recipe.scales[scale].asks)
         for words in sorted(many):
             only = "".join(f' --only "{word}"' for word in words)
-            yield f"{evidence.command}{only} --keep {shelf.folder.name}{asks}"
+            yield f"{Evidence(folder, name, scale).command}{only} --keep {folder.name}{asks}"
 
 
-def _left_out(cell: Cell, scale: str) -> tuple[str, ...]:
-    """Names of the cell that the scale does not run by itself."""
+def _left_out(cell: Cell) -> tuple[str, ...]:
+    """Names of the cell that its scale does not run by itself."""
     recipe = recipe_of(cell.recipe)
-    if scale not in recipe.scales:
+    if cell.scale not in recipe.scales:
         return ()
-    sizes = recipe.scales[scale]
+    sizes = recipe.scales[cell.scale]
     asked = (sizes.groups, cell.group), (sizes.columns, cell.column), (sizes.rows, cell.row)
     return tuple(name for chosen, name in asked if chosen and name not in chosen)
