@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from fedstill import Experiment, FedstillError, Record, resume, run
-from fedstill.common.events import Begun, Event, Measured, Noted, RoundDone, Tell
+from fedstill.common.events import Begun, Event, Measured, Noted, RoundDone, Step, Tell
 from fedstill.config.source import dump
 from fedstill.engines import checkpoint
 from fedstill.engines.runner import begin_or_finish
@@ -314,6 +314,24 @@ def test_a_signal_in_a_phase_ends_the_run_before_the_phase_ends_and_says_how_to_
     assert process.returncode == 130, output
     assert f"Go on with: fedstill run --resume {folder} --trust-code" in output
     assert not (folder / "summary.json").exists()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_that_python_drops_ends_the_run_at_the_next_batch(small: Small, tmp_path: Path) -> None:
+    class Dropping:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)  # what this raises is printed and forgotten
+
+    def tell(event: object) -> None:
+        if isinstance(event, Step) and not told:
+            told.append(event)
+            Dropping()
+
+    told: list[Step] = []
+    forever = {"epochs": 10**9, "max_length": 16}
+    with pytest.raises(KeyboardInterrupt):
+        run(small(train=forever, workers=1), tmp_path / "run", tell=tell)
+    assert told
 
 
 def test_sigterm_stops_what_comes_before_the_first_round_too(small: Small, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from fedstill.engines.conductor import Conductor
 from fedstill.engines.journal import Journal, held
 from fedstill.engines.ranks import Place
 from fedstill.engines.table import MakeEngine, maker_of, ranks_at_work
+from fedstill.learning.fast.card import heeding
 from fedstill.plan.plan import Plan, default_workers
 from fedstill.plan.prepare import changed_keys, prepare
 from fedstill.results.members import ALONE
@@ -339,15 +340,16 @@ def _explaining(folder: Path) -> Iterator[None]:
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_heard: list[int] = []
-"""The signal that is ending a run now."""
+_heard = threading.Event()
+"""Whether a signal is ending a run now."""
 
 
 @contextmanager
 def stopping_on_sigterm(for_good: bool = False) -> Iterator[None]:
     """SIGTERM ends a run as Ctrl-C does; ranks handle both signals themselves.
 
-    Only the first signal counts: what ends a run must not be interrupted. `for_good`: nor what follows it.
+    Only the first signal counts: what ends a run must not be interrupted. `for_good`: nor what follows it. Python drops
+    what a signal raises inside of a destructor or an import's callback; the run then ends at its next batch.
     """
     if ranks.current is not None or threading.current_thread() is not threading.main_thread():
         yield
@@ -358,16 +360,17 @@ def stopping_on_sigterm(for_good: bool = False) -> Iterator[None]:
     for one in before:
         signal.signal(one, _stop)
     try:
-        yield
+        with heeding(_heard):
+            yield
     finally:
         is_outermost = before[signal.SIGTERM] is not _stop
-        if is_outermost and not (for_good and _heard):
+        if is_outermost and not (for_good and _heard.is_set()):
             _heard.clear()
             for one, handler in before.items():
                 signal.signal(one, handler)
 
 
 def _stop(signum: int, frame: object) -> None:
-    if not _heard:
-        _heard.append(signum)
+    if not _heard.is_set():
+        _heard.set()
         raise KeyboardInterrupt(signum)

@@ -188,11 +188,11 @@ def heed_stop() -> None:
 @contextmanager
 def heeding(stop: threading.Event) -> Iterator[None]:
     """Inside, this thread stops at the next batch after the event is set."""
-    _here.stop = stop
+    before, _here.stop = getattr(_here, "stop", None), stop
     try:
         yield
     finally:
-        _here.stop = None
+        _here.stop = before
 
 
 def waited_s() -> float:
