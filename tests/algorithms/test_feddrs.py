@@ -117,7 +117,8 @@ def test_embeddings_are_averaged_and_never_refined_and_everything_else_is(berts,
         "word_embeddings", "position_embeddings", "token_type_embeddings", "LayerNorm",
     }  # fmt: skip
     for name, value in average.items():
-        assert torch.equal(refined[name], value) == (name in held), name
+        if not name.endswith("key.bias"):  # it adds the same to all scores of a text, which softmax does not see
+            assert torch.equal(refined[name], value) == (name in held), name
     assert all(parameter.requires_grad for parameter in me.model.module.parameters())
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
 import torch
@@ -52,8 +53,19 @@ def has_recurrence(module: nn.Module) -> bool:
     return any(isinstance(layer, nn.RNNBase) for layer in module.modules())
 
 
-def input_gradients(*modules: nn.Module) -> AbstractContextManager[object]:
-    """Inside, a model in eval mode has gradients with respect to its inputs, which cuDNN's recurrent layers lack."""
-    if any(map(has_recurrence, modules)) and torch.cuda.is_available():
-        return torch.backends.cudnn.flags(enabled=False)
-    return nullcontext()
+@contextmanager
+def input_gradients(*modules: nn.Module) -> Iterator[None]:
+    """Inside, models in eval mode have gradients with respect to their inputs, and to nothing else.
+
+    cuDNN's recurrent layers lack them.
+    """
+    learnt = [p for module in modules for p in module.parameters() if p.requires_grad]
+    has_none = any(map(has_recurrence, modules)) and torch.cuda.is_available()
+    for parameter in learnt:
+        parameter.requires_grad_(False)
+    try:
+        with torch.backends.cudnn.flags(enabled=False) if has_none else nullcontext():
+            yield
+    finally:
+        for parameter in learnt:
+            parameter.requires_grad_()

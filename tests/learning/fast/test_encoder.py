@@ -20,6 +20,7 @@ from fedstill.learning.fast import Fast, accelerate, encoder, switched_off
 from fedstill.learning.features import features
 from fedstill.learning.losses import ce
 from fedstill.learning.phases import Phase, PhaseSettings
+from fedstill.learning.precision import input_gradients
 from fedstill.learning.predict import forward
 from fedstill.models import ModelSpec, build
 from tests.conftest import BAD, GOOD, PLAIN
@@ -129,6 +130,27 @@ def test_in_float64_logits_and_gradients_are_those_of_hugging_face(model, last_l
         assert sum(slope.abs().sum() for slope in slopes.values()) > 1
 
 
+@pytest.mark.parametrize("last_layer", [True, False])
+def test_vectors_in_the_place_of_words_give_those_of_hugging_face_and_get_their_gradient(model, last_layer):
+    module, fast = copy.deepcopy(model).double(), Fast(last_layer=last_layer)
+    size, longest = module.get_input_embeddings().weight.shape[1], 30
+    for texts, width in ((1, 1), (3, 7), (4, 8), (2, longest)):  # 4 x 8 is a multiple of what rows are rounded up to
+        vectors = torch.randn(texts, width, size, dtype=torch.float64, requires_grad=True)
+        found = []
+        for compute in (lambda given: module(**given).logits, lambda given: encoder.logits(module, given, fast)):
+            vectors.grad = None
+            found.append((*outcome(module, compute, {"inputs_embeds": vectors}), vectors.grad))
+        (expected, slopes, slope), (logits, ours, own) = found
+        assert (logits - expected).abs().max() < 1e-9
+        assert (own - slope).abs().max() < 1e-9
+        assert all((ours[name] - value).abs().max() < 1e-9 for name, value in slopes.items())
+        with input_gradients(module):
+            alone = torch.autograd.grad(encoder.logits(module, {"inputs_embeds": vectors}, fast).sum(), vectors)[0]
+        expected = torch.autograd.grad(module(inputs_embeds=vectors).logits.sum(), vectors)[0]
+        assert (alone - expected).abs().max() < 1e-9
+    assert all(p.requires_grad for p in module.parameters())
+
+
 def reviews(name):
     """A batch of 32 texts, as different in length as real ones are."""
     random = np.random.default_rng(0)
@@ -214,7 +236,11 @@ def test_other_models_inputs_and_numbers_are_left_to_hugging_face():
 
     assert encoder.logits(bert, batch, Fast()) is not None
     assert encoder.logits(bert, batch, Fast(encoder=False)) is None
-    assert encoder.logits(bert, {"inputs_embeds": torch.zeros(1, 3, 16)}, Fast()) is None
+    vectors = torch.zeros(1, 3, 16)
+    assert encoder.logits(bert, {"inputs_embeds": vectors}, Fast()) is not None
+    for other in (vectors.double(), torch.zeros(1, 3, 15), torch.zeros(1, 35, 16), torch.zeros(1, 0, 16), vectors[0]):
+        assert encoder.logits(bert, {"inputs_embeds": other}, Fast()) is None
+    assert encoder.logits(bert, {"inputs_embeds": vectors, "attention_mask": torch.ones(1, 3)}, Fast()) is None
     assert encoder.logits(bert, batch | {"position_ids": batch["input_ids"]}, Fast()) is None
     with torch.autocast("cpu", dtype=torch.float16):
         assert encoder.logits(bert, batch, Fast()) is None

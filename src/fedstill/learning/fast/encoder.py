@@ -5,15 +5,17 @@ It computes with the Hugging Face module's own parameters: nothing is copied or 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedstill.learning.fast.anatomy import Anatomy, Layer, dissect
-from fedstill.learning.fast.functions import Activation, Attend, AttendFirst, Embed, Transform
+from fedstill.learning.fast.functions import Activation, Attend, AttendFirst, Embed, Transform, times
 from fedstill.learning.fast.masks import Masks
 from fedstill.learning.fast.settings import Fast
 from fedstill.learning.fast.unpadded import Unpadded
@@ -31,20 +33,18 @@ class Tokens(NamedTuple):
 
 
 def logits(module: nn.Module, batch: dict[str, Tensor], fast: Fast) -> Tensor | None:
-    """The logits [B, C] of a batch; None where the module must compute them itself."""
-    if not fast.encoder or not {"input_ids"} <= batch.keys() <= KEYS:
+    """The logits [B, C] of a batch of words, or of vectors for them; None where the module must compute them itself."""
+    anatomy = dissect(module) if fast.encoder else None
+    if anatomy is None or not _applies(anatomy):
         return None
-    anatomy = dissect(module)
-    if anatomy is None or not _applies(anatomy, batch):
-        return None
-    found = packed(anatomy, batch)
+    found = packed(anatomy, batch) if "input_ids" in batch else full(anatomy, batch)
     if found is None:
         return None
-    texts, tokens = found
+    texts, inputs = found
     masks = Masks(fast.masks) if module.training else None
     narrow = torch.is_autocast_enabled("cpu")
     with torch.autocast("cpu", enabled=False):
-        states = embed(anatomy, tokens, masks)
+        states = embed(anatomy, inputs, masks) if isinstance(inputs, Tokens) else embed_vectors(anatomy, inputs, masks)
         for part in anatomy.layers[:-1] if fast.last_layer else anatomy.layers:
             states = layer(anatomy, part, states, texts, masks, narrow=narrow)
         if fast.last_layer:
@@ -62,17 +62,38 @@ def head(anatomy: Anatomy, firsts: Tensor, texts: Unpadded) -> Tensor:
     return states
 
 
-def _applies(anatomy: Anatomy, batch: dict[str, Tensor]) -> bool:
-    """Whether device, number format and shapes are supported here."""
-    table, ids = anatomy.words.weight, batch["input_ids"]
+def _applies(anatomy: Anatomy) -> bool:
+    """Whether device and number format are supported here."""
+    table = anatomy.words.weight
     is_plain = table.device.type == "cpu" and table.dtype in (torch.float32, torch.float64)
-    is_batch = all(value.ndim == 2 and value.shape == ids.shape for value in batch.values()) and ids.numel() > 0
-    is_known = not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") == torch.bfloat16
-    return is_plain and is_batch and is_known
+    return is_plain and (not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") == torch.bfloat16)
+
+
+def full(anatomy: Anatomy, batch: dict[str, Tensor]) -> tuple[Unpadded, Tensor] | None:
+    """A batch of vectors, which has no padding; None for one that the model itself must compute, or refuse."""
+    vectors = batch.get("inputs_embeds")
+    if vectors is None or len(batch) > 1 or vectors.ndim != 3 or not vectors.numel():
+        return None
+    table = anatomy.words.weight
+    fits = vectors.shape[2] == table.shape[1] and _first(anatomy) + vectors.shape[1] <= anatomy.positions.num_embeddings
+    return (_of_one_length(*vectors.shape[:2]), vectors) if fits and vectors.dtype == table.dtype else None
+
+
+@lru_cache(maxsize=16)
+def _of_one_length(texts: int, width: int) -> Unpadded:
+    return Unpadded(np.ones((texts, width), np.bool_))  # descents on inputs ask for the same shape hundreds of times
+
+
+def _first(anatomy: Anatomy) -> int:
+    """The position of a text's first token."""
+    return 0 if anatomy.first_position is None else anatomy.first_position + 1
 
 
 def packed(anatomy: Anatomy, batch: dict[str, Tensor]) -> tuple[Unpadded, Tokens] | None:
     """The batch without padding; None for a batch that the model itself must compute, or refuse."""
+    shapes = {tuple(value.shape) for value in batch.values()}
+    if not batch.keys() <= KEYS or len(shapes) > 1 or batch["input_ids"].ndim != 2 or not batch["input_ids"].numel():
+        return None
     ids = batch["input_ids"].numpy()
     mask = batch["attention_mask"].numpy() != 0 if "attention_mask" in batch else np.ones(ids.shape, np.bool_)
     types = batch["token_type_ids"].numpy() if "token_type_ids" in batch else None
@@ -113,6 +134,18 @@ def embed(anatomy: Anatomy, tokens: Tokens, masks: Masks | None) -> Tensor:
         anatomy.norm.bias,
         *(table.weight for table, _ in tables),
     )
+
+
+def embed_vectors(anatomy: Anatomy, vectors: Tensor, masks: Masks | None) -> Tensor:
+    """The same, where the words' vectors [texts, width, size] are given."""
+    texts, width, size = vectors.shape
+    start = _first(anatomy)
+    total = vectors + anatomy.positions.weight[start : start + width]
+    if anatomy.types is not None:
+        total = total + anatomy.types.weight[0]
+    rows = F.pad(total.reshape(-1, size), (0, 0, 0, _of_one_length(texts, width).rest))
+    states = F.layer_norm(rows, (size,), anatomy.norm.weight, anatomy.norm.bias, anatomy.norm.eps)
+    return times(states, None if masks is None else masks.draw(tuple(states.shape), anatomy.dropout, states))
 
 
 def layer(

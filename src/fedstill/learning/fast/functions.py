@@ -134,10 +134,9 @@ class Attend(Function):
             torch.baddbmm(slopes[0], inner, key, beta=0, alpha=ctx.scale, out=slopes[0])
             torch.baddbmm(slopes[1], inner.transpose(1, 2), query, beta=0, alpha=ctx.scale, out=slopes[1])
             group.gather(slopes, 3, heads, packed)
-        bias_slopes, packed = packed.sum(0), narrowed(packed, narrow)
-        given = product(packed, weight) if ctx.needs_input_grad[0] else None
-        parts = zip(product(packed.t(), states).chunk(3), bias_slopes.chunk(3), strict=True)
-        return given, None, None, None, None, *(part for pair in parts for part in pair)
+        given, *both = _back(packed, states, weight, narrow, any(ctx.needs_input_grad[5:]))
+        parts = [(None,) * 3 if slopes is None else slopes.chunk(3) for slopes in both]
+        return given, None, None, None, None, *(part for pair in zip(*parts, strict=True) for part in pair)
 
 
 class AttendFirst(Function):
@@ -251,24 +250,28 @@ class Transform(Function):
         found, mixed, mean, scale, middle, raised, active, lowered, last_mean, last_scale, *weights = ctx.saved_tensors
         mix, norm, norm_bias, up, down, last, last_bias = weights
         activation, factors, narrow = ctx.constants
-        wanted = (True, True, True)
+        learns = any(ctx.needs_input_grad[6:])
+        wanted = (True, learns, learns)
         slope, *last_slopes = aten.native_layer_norm_backward(
             slope, lowered, last.shape, last_mean, last_scale, last, last_bias, wanted
         )
-        lowered_slope, *down_slopes = _back(times(slope, factors[1]), active, down, narrow)
-        raised_slope, *up_slopes = _back(activation.backward(lowered_slope, raised), middle, up, narrow)
+        lowered_slope, *down_slopes = _back(times(slope, factors[1]), active, down, narrow, learns)
+        raised_slope, *up_slopes = _back(activation.backward(lowered_slope, raised), middle, up, narrow, learns)
         slope, *norm_slopes = aten.native_layer_norm_backward(
             raised_slope.add_(slope), mixed, norm.shape, mean, scale, norm, norm_bias, wanted
         )
-        found_slope, *mix_slopes = _back(times(slope, factors[0]), found, mix, narrow)
+        found_slope, *mix_slopes = _back(times(slope, factors[0]), found, mix, narrow, learns)
         slopes = (*mix_slopes, *norm_slopes, *up_slopes, *down_slopes, *last_slopes)
         return found_slope, slope, None, None, None, None, *slopes
 
 
-def _back(slope: Tensor, states: Tensor, weight: Tensor, narrow: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of a linear layer's states, weight and bias, given that of its output."""
+def _back(
+    slope: Tensor, states: Tensor, weight: Tensor, narrow: bool, learns: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The gradients of a linear layer's states and, if it learns, of weight and bias, given that of its output."""
     inner = narrowed(slope, narrow)
-    return product(inner, weight), product(inner.t(), states), slope.sum(0)
+    given = product(inner, weight)
+    return (given, product(inner.t(), states), slope.sum(0)) if learns else (given, None, None)
 
 
 def shares_of(group: Group, queries: Tensor, keys: Tensor, heads: int, scale: float) -> Tensor:

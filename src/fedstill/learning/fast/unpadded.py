@@ -33,11 +33,12 @@ class Unpadded:
         self.back = torch.from_numpy(np.argsort(order))
         """For each text of the batch, its number among the sorted texts."""
         self.count = len(row)
+        self.rest = MULTIPLE - self.count % MULTIPLE
         self.groups = [Group(starts[some], lengths[some], some, self.count) for some in _similar(lengths)]
 
     def pick(self, values: npt.NDArray[np.int64]) -> Tensor:
         """The packed tokens' values from an array of the batch's shape; the rest is zero."""
-        picked = np.zeros((self.count // MULTIPLE + 1) * MULTIPLE, np.int64)
+        picked = np.zeros(self.count + self.rest, np.int64)
         picked[: self.count] = values[self.rows, self.columns]
         return torch.from_numpy(picked)
 
