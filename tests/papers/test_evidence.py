@@ -400,7 +400,7 @@ def test_a_fingerprint_is_of_what_counts_wherever_the_files_are() -> None:
 
     assert len(of()) == 16
     assert of(corpus={"path": "/there/other.csv", "label": "stars"}) == of()
-    assert of(seed=4, workers=3, device="cpu") == of()
+    assert of(seed=4, workers=3, device="cpu", precision="bf16") == of()
     assert of(algorithm={"name": "LogitAvg"}, train={"epochs": 3}) == of()  # what the defaults say anyway
     assert of(rounds=7) != of()
     assert of(train={"rate": 1e-4}) != of()
