@@ -385,7 +385,8 @@ The same on another fresh seed, to see how many losses are more than chance: as 
 bootstrap over each client's own rows. That is the chance of the rows, not of the training.""".splitlines(),
     16: """\
 Beside stage 15, of the same seed: the default, with the clients weighed by sample (`competence: true`, the best
-change of stage 4). A point more on everybody's rows, and no less on own rows. Not taken yet: one seed, which is not
-fresh; clients would tell by sample how like its words are to their own; and what is measured among liars would have
-to be again.""".splitlines(),
+change of stage 4). A point more on everybody's rows, and no less on own rows. Not taken: a client's odds are its own
+word, which no others contradict, so that a liar who claims high ones for every sample would have as much of the vote as
+any one client may; and clients would tell by sample how like its words are to their own. It stays an option, for
+clients that trust each other.""".splitlines(),
 }
