@@ -10,6 +10,7 @@ import growth
 import int8
 import noise
 import peers
+import products
 import rounds
 import same_result
 import speed
@@ -36,6 +37,7 @@ def page(found: Found, machines: dict[str, dict[str, Any]], cores: object) -> st
         f"## Speed: tweets, batch {BATCH}, one epoch",
         "",
         *speed.lines(found),
+        *by_product(found, machines),
         "## A whole round of AdaFD, evaluations included",
         "",
         *text(
@@ -96,6 +98,22 @@ def introduction(cores: object) -> list[str]:
             "short, so that much of what is gained on them is padding; on texts that fill their length (growth, below) "
             "a step is two to three times as fast."
         ),
+    ]
+
+
+def by_product(found: Found, machines: dict[str, dict[str, Any]]) -> list[str]:
+    """What computes the products."""
+    if "products" not in found:
+        return []
+    return [
+        "### The encoder's products",
+        "",
+        *text(
+            f"On {machines['products']['processor']}. Torch multiplies fp32 by MKL, which uses AVX-512 on Intel's "
+            "processors only; we ask oneDNN on others that have it. `precision: bf16` rounds the factors. Again: "
+            "`python benchmarks/run.py products`."
+        ),
+        *products.lines(found["products"]),
     ]
 
 

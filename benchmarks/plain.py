@@ -16,7 +16,7 @@ from sklearn.metrics import f1_score
 from torch import Tensor, nn
 from transformers import get_linear_schedule_with_warmup
 
-from fedstill.data.examples import Examples
+from fedstill.data.examples import Examples, Labelled
 
 BATCH, WIDTH = 32, 128
 
@@ -38,9 +38,8 @@ class Padded:
         batch = data.batch(torch.arange(len(data)), torch.device("cpu"))
         pad = data.store.pad_id  # type: ignore[attr-defined]
         more = width - batch["input_ids"].shape[1]
-        return cls(
-            F.pad(batch["input_ids"], (0, more), value=pad), F.pad(batch["attention_mask"], (0, more)), data.labels
-        )
+        labels = data.labels if isinstance(data, Labelled) else None
+        return cls(F.pad(batch["input_ids"], (0, more), value=pad), F.pad(batch["attention_mask"], (0, more)), labels)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -49,7 +49,7 @@ def experiment(model: str, workers: int = 1) -> Experiment:
             },
             "clients": model,
             "server": model,
-            "algorithm": "AdaFD",
+            "algorithm": {"name": "AdaFD", "reading": "paper"},
             "train": {"epochs": epochs, "max_length": plain.WIDTH},
             "rounds": MOST_ROUNDS,
             "workers": workers,

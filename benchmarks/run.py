@@ -23,9 +23,12 @@ import int8
 import noise
 import page
 import peers
+import products
 import rounds
 import speed
 import torch
+
+from fedstill.papers.machine import device_name
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -42,6 +45,7 @@ def memory() -> dict[str, Any]:
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "speed": speed.measure,
     "techniques": speed.techniques,
+    "products": products.measure,
     "rounds": rounds.measure,
     "workers": rounds.workers,
     "growth": growth.measure,
@@ -70,6 +74,7 @@ def main() -> None:
     if unknown := [name for name in chosen if name not in known]:
         sys.exit(f"there is no part {unknown[0]}; the parts are {', '.join(known)}.")
     machine = {"cores": os.cpu_count(), "machine": platform.machine(), "torch": torch.__version__}
+    machine |= {"processor": device_name("cpu")}
     RESULTS.mkdir(exist_ok=True)
     for name in chosen:
         if name == "page":
