@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from rich.console import Console
 
-from fedstill import Experiment
+from fedstill import Experiment, Record
 from fedstill.cli import demo
 from fedstill.data.partition import PartitionSpec
 from fedstill.models import ModelSpec
@@ -43,6 +44,15 @@ def test_the_last_line_ends_with_the_gain_and_a_second_demo_uses_its_runs_again(
     gain = demo.demo(console, tmp_path / "runs")
     shown = console.export_text()
     assert shown.rstrip().endswith(f"{gain:+.1f} points")
+    records = {name: Record(tmp_path / "runs" / f"demo-{name}" / "seed-0") for name in ("local", "adafd")}
+    own = {
+        name: 100 * (records["adafd"].f1(name, f"test/{name}") - records["local"].f1(name, f"test/{name}"))
+        for name in records["adafd"].summary["clients"]
+    }
+    said = " ".join(shown.split())
+    assert f"On their own tweets they gained {fmean(own.values()):+.1f} points on average; " in said
+    assert all((f"{name} {lost:+.1f} (" in said) == (lost < -1) for name, lost in own.items())
+    assert ("none of them lost more than a point." in said) == (min(own.values()) >= -1)
     assert "Centralized is an upper bound" in shown
     assert f"Page: {tmp_path / 'runs' / 'report.html'}" in shown.replace("\n", "")
     assert (tmp_path / "runs" / "report.html").read_bytes().startswith(b"<!DOCTYPE html>")

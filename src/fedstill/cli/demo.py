@@ -14,7 +14,7 @@ from rich.table import Table
 from fedstill.cli.gains import to_json
 from fedstill.cli.report import page_of
 from fedstill.common.units import size_text
-from fedstill.common.words import counted
+from fedstill.common.words import counted, listed
 from fedstill.config.experiment import Experiment
 from fedstill.data.partition import PartitionSpec
 from fedstill.engines.runner import begin_or_finish, differences
@@ -130,10 +130,24 @@ class Gains:
         """A summary for newcomers; the last line ends with the gain."""
         crossed = fmean(sum(record.summary["bytes"].values()) for record in self.ours)
         return (
+            f"{self.own()}\n"
             f"Alone, an organisation's model scores {self.alone:.1f} on average on the tweets of all five. The model "
             f"they taught together scores {_points(self.ours, SERVER):.1f}; {size_text(crossed)} of predictions "
             f"crossed, no text.\nWhat federated distillation gained over working alone: {self.gain:+.1f} points"
         )
+
+    def own(self) -> str:
+        """What the organisations gained on their own tweets, and who lost more than a point there."""
+        gains = {
+            name: _points(self.ours, name, f"test/{name}") - _points(self.local, name, f"test/{name}")
+            for name in self.clients
+        }
+        rows = {
+            line["party"]: line["rows"] for line in self.ours[0].metrics if line.get("split") == f"test/{line['party']}"
+        }
+        lost = [f"{name} {gain:+.1f} ({rows[name]} test rows)" for name, gain in gains.items() if gain < -1]
+        worse = f"worse off: {listed(lost, most=5)}" if lost else "none of them lost more than a point"
+        return f"On their own tweets they gained {fmean(gains.values()):+.1f} points on average; {worse}."
 
 
 def _points(records: list[Record], party: str, split: str = "test") -> float:
