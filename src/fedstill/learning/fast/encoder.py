@@ -5,6 +5,7 @@ It computes with the Hugging Face module's own parameters: nothing is copied or 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -43,7 +44,7 @@ def logits(module: nn.Module, batch: dict[str, Tensor], fast: Fast) -> Tensor | 
     texts, inputs = found
     masks = Masks(fast.masks) if module.training else None
     narrow = torch.is_autocast_enabled("cpu")
-    with torch.autocast("cpu", enabled=False):
+    with torch.autocast("cpu", enabled=False) if narrow else nullcontext():
         states = embed(anatomy, inputs, masks) if isinstance(inputs, Tokens) else embed_vectors(anatomy, inputs, masks)
         for part in anatomy.layers[:-1] if fast.last_layer else anatomy.layers:
             states = layer(anatomy, part, states, texts, masks, narrow=narrow)
