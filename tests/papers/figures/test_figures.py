@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
@@ -78,6 +79,16 @@ def test_every_figure_has_its_panels_series_and_labels(name: str, kept: Path, tm
     assert series(path) == wanted
     assert not set(labels) - set(texts(path))
     assert any(text.endswith((".", "deviation.")) and " runs; means over 2 seeds" in text for text in texts(path))
+
+
+def test_the_note_says_where_some_means_are_over_fewer_seeds(kept: Path, tmp_path: Path) -> None:
+    shutil.copytree(kept, tmp_path / "kept")
+    path = tmp_path / "kept" / "adafd" / "figure5.jsonl"
+    *most, last = path.read_text().splitlines()
+    assert json.loads(last)["seed"] == 1
+    path.write_text("\n".join(most) + "\n")
+    drawn = sheet("adafd/fig5", Given(kept=tmp_path / "kept"))
+    assert f"from {len(most)} runs; means over 1 to 2 seeds; " in drawn.note
 
 
 def test_all_figures_of_the_papers_are_there_and_their_recipes_say_how_long_they_take() -> None:

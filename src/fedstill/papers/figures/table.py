@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,11 +113,12 @@ def sheet(name: str, given: Given) -> Sheet:
 def _note(outcomes: Outcomes, panels: Panels) -> str:
     """How many runs it is made from, and what a band is."""
     runs = [run for run in outcomes.values() if isinstance(run, Run)]
-    seeds = len({run.seed for run in runs})
-    is_spread = seeds > 1 and not any(isinstance(panel, Heat) for panel in panels)
+    seeds = Counter(run.name for run in runs).values()
+    is_spread = max(seeds) > 1 and not any(isinstance(panel, Heat) for panel in panels)
     band = "; band or whisker: their standard deviation" if is_spread else ""
     left_out = f", {len(outcomes) - len(runs)} unfinished left out" if len(outcomes) > len(runs) else ""
-    means = f"means over {seeds} seeds" if seeds > 1 else "one seed"
+    fewest = f"{min(seeds)} to " if min(seeds) < max(seeds) else ""
+    means = f"means over {fewest}{max(seeds)} seeds" if max(seeds) > 1 else "one seed"
     return f"Drawn by fedstill from {len(runs)} runs{left_out}; {means}{band}."
 
 
