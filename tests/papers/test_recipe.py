@@ -33,7 +33,7 @@ def test_every_table_of_the_four_papers_ships_and_some_of_our_own() -> None:
     fedid = [f"fedid/table{number}" for number in range(1, 7)] + [f"fedid/figure{number}" for number in (2, 3, 4)]
     fedsnd = ["fedsnd/table1", *(f"fedsnd/figure{number}" for number in range(6, 11))]
     feddrs = [*(f"feddrs/table{number}" for number in (1, 2, 3, 4)), "feddrs/figure3", "feddrs/figure4"]
-    ours = ["fedid/chunk", "fedsnd/digits", "feddrs/smoke", "trust/attacks"]
+    ours = ["adafd/brands", "fedid/chunk", "fedsnd/digits", "feddrs/smoke", "trust/attacks"]
     assert set(TABLES) >= {*adafd, *fedid, *fedsnd, *feddrs, *ours}
     assert {"amazon", "tweets"} == set(recipe_files()) - set(TABLES)
 
@@ -59,6 +59,8 @@ def clients(experiment: Experiment, scale: str) -> list[str]:
     """As the partition will name them."""
     if experiment.partition.clients is not None:
         return [f"client-{number:02}" for number in range(experiment.partition.clients)]
+    if experiment.corpus.name == "tweets":
+        return ["companies", "hardware", "shooters", "sports", "worlds"]
     amazon = ["automotive", "baby", "clothing", "health", "sport"]
     return amazon if scale == "paper" else [name for name in amazon if name != "clothing"]
 

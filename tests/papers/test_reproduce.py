@@ -218,4 +218,4 @@ def test_recipes_are_listed_as_tables_and_experiments(capsys: pytest.CaptureFixt
     assert fedstill("show", "recipes") == 0
     shown = capsys.readouterr().out
     assert "table" in next(line for line in shown.splitlines() if "fedid/table2" in line)
-    assert "experiment" in next(line for line in shown.splitlines() if "tweets" in line)
+    assert "experiment" in next(line for line in shown.splitlines() if "│ tweets" in line)
