@@ -41,8 +41,8 @@ def cautions(method: Algorithm, clients: Mapping[str, Hello]) -> list[Caution]:
         found.append(
             Caution(
                 f"{method.title}'s clients follow their own votes",
-                "with small models most runs end with one class for nearly all rows; set `algorithm.client_rate=0.04` "
-                "or `algorithm.rehearsal=1` (docs/fedid.md).",
+                "with small models most runs end with one class for nearly all rows; set `algorithm.rehearsal=1` "
+                "or `algorithm.client_rate=0.04` (docs/fedid.md).",
             )
         )
     if tiny := [name for name, hello in clients.items() if hello.size < TINY]:
