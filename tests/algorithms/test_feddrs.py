@@ -280,6 +280,21 @@ def test_lambda_can_be_another_at_the_end(texts, server_of):
     assert found[1] > found[0]
 
 
+@pytest.mark.parametrize(
+    ("options", "title"),
+    [
+        ({}, "FedDRS (mixed)"),
+        ({"variant": "post_only"}, "FedDRS (post only)"),
+        ({"sets": ["random", "target"], "post": 0}, "FedDRS (random, target)"),
+        ({"passes": 0}, "FedDRS (mixed)"),
+        ({"passes": 0, "post": 0}, "FedDRS (no samples)"),
+        ({"variant": "post_only", "post": 0}, "FedDRS (no samples)"),
+    ],
+)
+def test_the_title_says_which_samples_are_drawn(options, title):
+    assert make({"name": "FedDRS", **options}).title == title
+
+
 # Another base (Table 3's FedOpt)
 
 

@@ -316,8 +316,8 @@ def test_a_signal_in_a_phase_ends_the_run_before_the_phase_ends_and_says_how_to_
     assert not (folder / "summary.json").exists()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_signal_that_python_drops_ends_the_run_at_the_next_batch(small: Small, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_signal_that_python_drops_comes_again_and_ends_the_run(small: Small, tmp_path: Path, workers: int) -> None:
     class Dropping:
         def __del__(self) -> None:
             signal.raise_signal(signal.SIGTERM)  # what this raises is printed and forgotten
@@ -328,10 +328,11 @@ def test_a_signal_that_python_drops_ends_the_run_at_the_next_batch(small: Small,
             Dropping()
 
     told: list[Step] = []
-    forever = {"epochs": 10**9, "max_length": 16}
+    long = {"epochs": 100, "max_length": 16}
     with pytest.raises(KeyboardInterrupt):
-        run(small(train=forever, workers=1), tmp_path / "run", tell=tell)
+        run(small(train=long, workers=workers), tmp_path / "run", tell=tell)
     assert told
+    assert not (tmp_path / "run" / "summary.json").exists()
 
 
 def test_sigterm_stops_what_comes_before_the_first_round_too(small: Small, tmp_path: Path) -> None:

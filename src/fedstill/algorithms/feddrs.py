@@ -82,7 +82,13 @@ class FedDRS(Averaging, Algorithm):
     @property
     def title(self) -> str:
         after = "" if type(self.base) is FedAvg else f" after {self.base.title}"
-        return f"FedDRS ({self.variant.replace('_', ' ')}){after}"
+        sampled = ", ".join(self.sets or [self.variant.replace("_", " ")])
+        return f"FedDRS ({sampled if self._passes or self.post else 'no samples'}){after}"
+
+    @property
+    def _passes(self) -> int:
+        """I, the times that a round's average is refined."""
+        return self.passes if self.passes is not None else int(self.variant != "post_only")
 
     def admit(self, me: Server) -> None:
         if "public" in self.base.requires():
@@ -110,9 +116,8 @@ class FedDRS(Averaging, Algorithm):
     def server(self, me: Server, ups: Replies[Parameters]) -> Work:
         if self.post:
             me.memory.mappings |= {_slot(name): dict(up.parameters) for name, up in ups.items()}
-        passes = self.passes if self.passes is not None else int(self.variant != "post_only")
         self._aggregate(me, ups)
-        self._refine(me, ups, passes, self.strength)
+        self._refine(me, ups, self._passes, self.strength)
         return Work(me.parameters())
 
     def finish(self, fed: Federation, answer: Answers) -> None:

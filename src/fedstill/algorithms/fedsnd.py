@@ -133,12 +133,9 @@ class FedSND(Algorithm):
             for rows in torch.split(torch.arange(many), how.batch):
                 batches.append(Batch(parameters, drawn[rows], None if wanted is None else wanted[rows]))
                 owners.append(name)
-        learnt = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        module.eval().requires_grad_(False)
+        module.eval()
         stacked = me.around.device.type == "cuda" and me.spec.model.is_small and not has_recurrence(module)
         made = make_sure(module, space.name, batches, how, stacked)
-        for parameter in learnt:
-            parameter.requires_grad_(True)
         noise = {}
         for name, up in ups.items():
             values = torch.cat([part for part, owner in zip(made, owners, strict=True) if owner == name])

@@ -77,7 +77,7 @@ def load_workers_early(path: Path, overrides: list[str]) -> None:
 def saying_how_to_go_on(folder: Path, again: str) -> Iterator[None]:
     """Turn an interruption, or the loss of a rank, into an error with the command that continues the run."""
     from fedstill.engines import ranks
-    from fedstill.engines.runner import stopping_on_sigterm
+    from fedstill.engines.stopping import stopping_on_sigterm
 
     if trusts_all() and "--resume" in again:
         again = f"{again} --trust-code"

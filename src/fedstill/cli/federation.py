@@ -351,7 +351,7 @@ def _showing() -> Iterator[Callable[[str], None]]:
 @contextmanager
 def _until_interrupted(farewell: str, code: int = 0) -> Iterator[None]:
     """Ctrl-C and SIGTERM end the command with a message instead of a traceback."""
-    from fedstill.engines.runner import stopping_on_sigterm
+    from fedstill.engines.stopping import stopping_on_sigterm
 
     try:
         with stopping_on_sigterm():

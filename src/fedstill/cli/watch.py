@@ -24,7 +24,7 @@ def watch(
     """Follow runs in a browser, on this machine only: the page of `report`, kept up to date until Ctrl-C."""
     import webbrowser
 
-    from fedstill.engines.runner import stopping_on_sigterm
+    from fedstill.engines.stopping import stopping_on_sigterm
     from fedstill.federation.following import following
     from fedstill.results.report.page import packages
     from fedstill.results.watch.server import serve

@@ -6,8 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import signal
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,8 +29,8 @@ from fedstill.engines.checkpoint import Manifest
 from fedstill.engines.conductor import Conductor
 from fedstill.engines.journal import Journal, held
 from fedstill.engines.ranks import Place
+from fedstill.engines.stopping import stopping_on_sigterm
 from fedstill.engines.table import MakeEngine, maker_of, ranks_at_work
-from fedstill.learning.fast.card import heeding
 from fedstill.plan.plan import Plan, default_workers
 from fedstill.plan.prepare import changed_keys, prepare
 from fedstill.results.members import ALONE
@@ -337,40 +335,3 @@ def _explaining(folder: Path) -> Iterator[None]:
         again = ranks.command(f"run --resume {folder}")
         advice = f" Fix that, then go on with `{again}`; the last checkpoint is whole."
         raise FedstillError(where + (advice if begun else "")) from error
-
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_heard = threading.Event()
-"""Whether a signal is ending a run now."""
-
-
-@contextmanager
-def stopping_on_sigterm(for_good: bool = False) -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does; ranks handle both signals themselves.
-
-    Only the first signal counts: what ends a run must not be interrupted. `for_good`: nor what follows it. Python drops
-    what a signal raises inside of a destructor or an import's callback; the run then ends at its next batch.
-    """
-    if ranks.current is not None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {one: signal.getsignal(one) for one in SIGNALS}
-    if before[signal.SIGINT] == signal.SIG_IGN:  # a command in the background
-        del before[signal.SIGINT]
-    for one in before:
-        signal.signal(one, _stop)
-    try:
-        with heeding(_heard):
-            yield
-    finally:
-        is_outermost = before[signal.SIGTERM] is not _stop
-        if is_outermost and not (for_good and _heard.is_set()):
-            _heard.clear()
-            for one, handler in before.items():
-                signal.signal(one, handler)
-
-
-def _stop(signum: int, frame: object) -> None:
-    if not _heard.is_set():
-        _heard.set()
-        raise KeyboardInterrupt(signum)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,8 @@ from fedstill.common.locks import at_work_in
 from fedstill.common.words import counted
 from fedstill.config.source import Source
 from fedstill.engines import checkpoint
-from fedstill.engines.runner import differences, stopping_on_sigterm
+from fedstill.engines.runner import differences
+from fedstill.engines.stopping import stopping_on_sigterm
 from fedstill.papers import curves as drawing
 from fedstill.papers.borrowing import borrow, experiments_of
 from fedstill.papers.communication import communication
@@ -31,6 +31,7 @@ from fedstill.papers.kept import KeptRun
 from fedstill.papers.languages import languages
 from fedstill.papers.ordering import orderings
 from fedstill.papers.partitions import partitions
+from fedstill.papers.remarks import remarks
 from fedstill.papers.running import Say, Todo, run_missing, sayer
 from fedstill.papers.side_by_side import (
     Outcomes,
@@ -51,8 +52,6 @@ COUNTED: Mapping[str, Callable[[Grid], tuple[SideBySide, list[str]]]] = {
     "statistics": statistics,
 }
 """Tables that are read from the corpora, with remarks."""
-TIMES = re.compile(r" \(\d+x\)$")
-"""How often a run says a note."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +234,7 @@ def _present(grid: Grid, outcomes: Outcomes, console: Console, page: _Page) -> b
         shown, parts["Curves"] = _curves(grid, outcomes, page.picture)
         tables += [shown, *([blend] if (blend := drawing.weights_by_round(grid, outcomes)) else [])]
     failures = {folder: outcome for folder, outcome in outcomes.items() if isinstance(outcome, str)}
-    parts |= {"Notes of the runs": _notes(grid, outcomes), "Failed": _reasons(grid.runs, failures), **page.more}
+    parts |= {"Notes of the runs": remarks(grid, outcomes), "Failed": _reasons(grid.runs, failures), **page.more}
     _publish(grid, tables, parts, console, page)
     return holds
 
@@ -279,24 +278,6 @@ def _curves(grid: Grid, outcomes: Outcomes, path: Path | None) -> tuple[SideBySi
     except FedstillError as error:  # without matplotlib the table has to do
         notes = [str(error), *notes]
     return drawing.by_round(grid, panels), notes
-
-
-def _notes(grid: Grid, outcomes: Outcomes) -> list[str]:
-    """The runs' notes: what is said of several parties of a method in one sentence, with the number of runs."""
-    parties, runs = dict[tuple[str, str], dict[str, None]](), dict[tuple[str, str], set[Path]]()
-    for run in grid.runs:
-        if not isinstance(end := outcomes[run.folder], Run):
-            continue
-        for note in end.notes:
-            who, _, what = TIMES.sub("", note).partition(" ")
-            known = who in end.client_names or who == "server"
-            said = run.row, what if known else f"{who} {what}".strip()
-            parties.setdefault(said, {}).update({who: None} if known else {})
-            runs.setdefault(said, set()).add(run.folder)
-    return [
-        f"{row}: {', '.join(sorted(who))}{': ' if who else ''}{what} ({counted(len(runs[row, what]), 'run')})"
-        for (row, what), who in parties.items()
-    ]
 
 
 def _reasons(runs: Sequence[GridRun], failures: Outcomes) -> list[str]:

@@ -136,6 +136,8 @@ def test_vectors_in_the_place_of_words_give_those_of_hugging_face_and_get_their_
     size, longest = module.get_input_embeddings().weight.shape[1], 30
     for texts, width in ((1, 1), (3, 7), (4, 8), (2, longest)):  # 4 x 8 is a multiple of what rows are rounded up to
         vectors = torch.randn(texts, width, size, dtype=torch.float64, requires_grad=True)
+        with torch.inference_mode():  # what a prediction leaves behind must serve training, too
+            encoder.logits(module, {"inputs_embeds": vectors}, fast)
         found = []
         for compute in (lambda given: module(**given).logits, lambda given: encoder.logits(module, given, fast)):
             vectors.grad = None

@@ -6,6 +6,15 @@ from fedstill.learning.fast import products
 ERROR = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
+@pytest.fixture(params=["this machine's", "oneDNN's"], autouse=True)
+def fp32_products(request, monkeypatch):
+    """Products of fp32 as they are here, and those of machines where oneDNN multiplies."""
+    if request.param == "oneDNN's":
+        if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+            pytest.skip("this torch has no products of oneDNN's")
+        monkeypatch.setattr(products, "uses_onednn", lambda: True)
+
+
 def factors(dtype, rows=64, inner=24, outer=40):
     torch.manual_seed(0)
     states, weight = torch.randn(rows, inner), torch.randn(outer, inner)

@@ -188,11 +188,11 @@ def heed_stop() -> None:
 @contextmanager
 def heeding(stop: threading.Event) -> Iterator[None]:
     """Inside, this thread stops at the next batch after the event is set."""
-    before, _here.stop = getattr(_here, "stop", None), stop
+    _here.stop = stop
     try:
         yield
     finally:
-        _here.stop = before
+        _here.stop = None
 
 
 def waited_s() -> float:

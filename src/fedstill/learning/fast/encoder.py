@@ -43,8 +43,9 @@ def logits(module: nn.Module, batch: dict[str, Tensor], fast: Fast) -> Tensor | 
         return None
     texts, inputs = found
     masks = Masks(fast.masks) if module.training else None
-    narrow = torch.is_autocast_enabled("cpu")
-    with torch.autocast("cpu", enabled=False) if narrow else nullcontext():
+    is_autocast = torch.is_autocast_enabled("cpu")
+    narrow = is_autocast and anatomy.words.weight.dtype == torch.float32
+    with torch.autocast("cpu", enabled=False) if is_autocast else nullcontext():
         states = embed(anatomy, inputs, masks) if isinstance(inputs, Tokens) else embed_vectors(anatomy, inputs, masks)
         for part in anatomy.layers[:-1] if fast.last_layer else anatomy.layers:
             states = layer(anatomy, part, states, texts, masks, narrow=narrow)
@@ -80,9 +81,10 @@ def full(anatomy: Anatomy, batch: dict[str, Tensor]) -> tuple[Unpadded, Tensor] 
     return (_of_one_length(*vectors.shape[:2]), vectors) if fits and vectors.dtype == table.dtype else None
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4)
 def _of_one_length(texts: int, width: int) -> Unpadded:
-    return Unpadded(np.ones((texts, width), np.bool_))  # descents on inputs ask for the same shape hundreds of times
+    with torch.inference_mode(False):  # one that a prediction asked for first serves training, too
+        return Unpadded(np.ones((texts, width), np.bool_))  # descents on inputs ask for a shape hundreds of times
 
 
 def _first(anatomy: Anatomy) -> int:

@@ -114,11 +114,12 @@ def _note(outcomes: Outcomes, panels: Panels) -> str:
     """How many runs it is made from, and what a band is."""
     runs = [run for run in outcomes.values() if isinstance(run, Run)]
     seeds = Counter(run.name for run in runs).values()
-    is_spread = max(seeds) > 1 and not any(isinstance(panel, Heat) for panel in panels)
+    most = max(seeds, default=0)
+    is_spread = most > 1 and not any(isinstance(panel, Heat) for panel in panels)
     band = "; band or whisker: their standard deviation" if is_spread else ""
     left_out = f", {len(outcomes) - len(runs)} unfinished left out" if len(outcomes) > len(runs) else ""
-    fewest = f"{min(seeds)} to " if min(seeds) < max(seeds) else ""
-    means = f"means over {fewest}{max(seeds)} seeds" if max(seeds) > 1 else "one seed"
+    fewest = f"{min(seeds)} to " if min(seeds, default=0) < most else ""
+    means = f"means over {fewest}{most} seeds" if most > 1 else "one seed"
     return f"Drawn by fedstill from {len(runs)} runs{left_out}; {means}{band}."
 
 
