@@ -113,7 +113,7 @@ def test_states_that_cannot_be_written_early_end_the_run_with_a_sentence(
 
     carry = LocalEngine.deliver
     monkeypatch.setattr(LocalEngine, "deliver", deliver)
-    with pytest.raises(FedstillError, match=r"state.*[Tt]he last checkpoint is whole"):
+    with pytest.raises(FedstillError, match=r"state.*cannot be used.*what was written before is whole"):
         run(small(workers=2), tmp_path / "run")
 
 

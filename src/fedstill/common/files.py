@@ -6,10 +6,14 @@ import hashlib
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
+
+from safetensors import SafetensorError
+
+from fedstill.common.errors import FedstillError
 
 LONGEST_NAME = 120
 MODELS = "models"
@@ -54,9 +58,29 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield scratch
         os.replace(scratch, path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename in (None, str(scratch)):
+            error.filename = str(path)  # nobody knows the other name
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def undamaged(path: Path) -> Iterator[None]:
+    """Say in a sentence that the file of arrays, or one in the folder, was cut short or changed."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise FedstillError(
+            f"{path} is damaged ({error}): restore it from a copy, or run again with --force."
+        ) from error
+
+
+def unusable(error: OSError, place: str | Path = "a file") -> str:
+    """A sentence: which file cannot be used, and why."""
+    reason = os.strerror(error.errno) if error.errno is not None else str(error)
+    return f"{error.filename or place} cannot be used ({reason})."
 
 
 def file_name(name: str) -> str:

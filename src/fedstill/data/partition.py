@@ -5,18 +5,23 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
+from safetensors.numpy import load_file
 
 from fedstill.common.errors import FedstillError
+from fedstill.common.files import undamaged
 from fedstill.common.settings import Settings
 from fedstill.data.corpus import Corpus, Ints
 from fedstill.data.dealing import deal_by_class, deal_by_client, sizes_of, strata_of
 from fedstill.data.roles import Role, Units, draw_roles, units_of
 
 ATTEMPTS = 100
+PARTITION = "partition.safetensors"
+"""The file of a run that says who holds which rows."""
 
 KINDS_WITH = {
     "clients": ("dirichlet", "iid", "task_dirichlet"),
@@ -132,6 +137,13 @@ class Partition:
         for name in ("train", "validation", "test", "global_test"):
             arrays |= {f"{name}/{client}": rows for client, rows in getattr(self, name).items()}
         return arrays | {f"counts/{why}": np.array([count], np.int64) for why, count in self.counts.items()}
+
+    @classmethod
+    def read(cls, run: Path) -> Self:
+        """The partition of a run's folder."""
+        path = run / PARTITION
+        with undamaged(path):
+            return cls.from_arrays(load_file(path))
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Ints]) -> Self:

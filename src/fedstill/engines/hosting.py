@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import Event, Tell, from_json, to_json
+from fedstill.common.files import unusable
 from fedstill.common.traces import in_words
 
 What = Literal["call", "save", "restore", "export", "begin", "begin as the first of a machine"]
@@ -108,7 +109,7 @@ def serve(connection: Connection, make: Callable[[Tell], Callable[[Request], Out
         try:
             came = answer(request)
         except OSError as error:
-            came = Reason(str(error))
+            came = Reason(unusable(error))
         try:
             if isinstance(came, Reason):
                 say({"kind": "failure", "reason": came.sentence})

@@ -64,7 +64,7 @@ class Journal:
         return {kind: os.fstat(file.fileno()).st_size for kind, file in self.files.items()}
 
     def cut(self, offsets: Mapping[str, int]) -> None:
-        """Cut the files, except the log, to these lengths: the interrupted round is repeated."""
+        """Cut the files to these lengths, the log after its last whole line: the interrupted round is repeated."""
         lengths = {kind: offsets.get(kind, 0) for kind in self.files if kind != "log"}
         for kind, length in lengths.items():
             if (there := os.fstat(self.files[kind].fileno()).st_size) < length:
@@ -72,6 +72,7 @@ class Journal:
                     f"{self.files[kind].name} has {there:,} bytes, and had {length:,} at the checkpoint: its end is "
                     "lost. Restore it from a copy, or start again with --force."
                 )
+        lengths["log"] = Path(self.files["log"].name).read_bytes().rfind(b"\n") + 1
         for kind, length in lengths.items():
             self.files[kind].truncate(length)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,15 +12,16 @@ from typing import Any
 
 from safetensors.numpy import save
 
-from fedstill.common.errors import FedstillError
+from fedstill.common.errors import FedstillError, Unsaved
 from fedstill.common.events import Begun, Finished, Noted, Preparing, Tell, tell_nobody
-from fedstill.common.files import MODELS, write_whole
+from fedstill.common.files import MODELS, unusable, write_whole
 from fedstill.common.plugins import own_files
 from fedstill.common.traces import keep_trace
 from fedstill.common.words import counted
 from fedstill.config.experiment import Experiment, load_begun
 from fedstill.data.corpora.memory import kept_name
 from fedstill.data.corpus import Corpus
+from fedstill.data.partition import PARTITION
 from fedstill.engines import checkpoint, processes, ranks, torchrun
 from fedstill.engines.alone import Aside, experiment_alone
 from fedstill.engines.books import Books
@@ -57,7 +57,7 @@ def run(
     with stopping_on_sigterm(), _explaining(folder), held(folder):
         _load_early(experiment)
         experiment, plan, corpus = prepare(experiment.kept_in(folder.resolve()), folder.resolve())
-        write_whole(folder / "partition.safetensors", save(plan.partition.to_arrays()))
+        write_whole(folder / PARTITION, save(plan.partition.to_arrays()))
         for name, rows in experiment.held_files().items():
             write_whole(folder / name, rows)
         if code := code_of(experiment):
@@ -324,14 +324,14 @@ def refuse_changes(folder: Path, manifest: Manifest, plan: Plan) -> None:
 
 @contextmanager
 def _explaining(folder: Path) -> Iterator[None]:
-    """Turn disk errors (full, read-only) into a sentence; the last checkpoint is whole in any case."""
+    """Turn disk errors (full, read-only) into a sentence with what to do; what was written before is whole."""
     try:
         yield
-    except OSError as error:
-        if error.errno is None:
+    except (OSError, Unsaved) as error:
+        if isinstance(error, OSError) and error.errno is None:
             raise
-        where = f"{error.filename or folder} cannot be used ({os.strerror(error.errno)})."
-        begun = (folder / "experiment.yaml").exists()
-        again = ranks.command(f"run --resume {folder}")
-        advice = f" Fix that, then go on with `{again}`; the last checkpoint is whole."
-        raise FedstillError(where + (advice if begun else "")) from error
+        where = unusable(error, folder) if isinstance(error, OSError) else str(error)
+        run = folder.parent if folder.name == ALONE else folder
+        again = ranks.command(f"run --resume {run}")
+        advice = f" Fix that, then go on with `{again}`; what was written before is whole."
+        raise FedstillError(where + (advice if (run / "experiment.yaml").exists() else "")) from error

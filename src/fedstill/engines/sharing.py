@@ -10,7 +10,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from fedstill.common.errors import FedstillError
+from fedstill.common.errors import Unsaved
 from fedstill.common.files import FileReference
 from fedstill.engines.engine import Engine
 from fedstill.engines.host import Host
@@ -74,7 +74,7 @@ class SharingEngine(Engine, Generic[Where]):
 def raise_if_failed(came: Outcome) -> bytes:
     """The reply to a request that must succeed."""
     if isinstance(came, Reason):
-        raise FedstillError(f"{came.sentence} The last checkpoint is whole: fix that, then go on with --resume.")
+        raise Unsaved(came.sentence)
     return came
 
 

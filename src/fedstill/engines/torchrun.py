@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import secrets
 import socket
 import time
@@ -19,7 +18,7 @@ import torch
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import tell_nobody
-from fedstill.common.files import write_whole
+from fedstill.common.files import unusable, write_whole
 from fedstill.engines.books import Books
 from fedstill.engines.host import Host
 from fedstill.engines.hosting import Outcome, Reason, Request, What, outcome
@@ -102,7 +101,7 @@ def follow(place: Place, plan_of: Callable[[Path], Plan]) -> None:
         try:
             came = outcome(reply, request)
         except OSError as error:
-            came = Reason(f"{error.filename} cannot be used ({os.strerror(error.errno or 0)}).")
+            came = Reason(unusable(error))
         return (
             Reason(f"rank {place.rank} on {socket.gethostname()}: {came.sentence}")
             if isinstance(came, Reason)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import safe_open
-from safetensors.numpy import load_file
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.plugins import nearest
@@ -144,7 +143,7 @@ class Account:
 
 def sizes_of(run: GridRun) -> Sizes:
     """The values of the formulas' letters in the run's record."""
-    parts = Partition.from_arrays(load_file(run.folder / "partition.safetensors"))
+    parts = Partition.read(run.folder)
     record = Record(run.folder)
     distill = run.experiment.resolved().distill
     return Sizes(

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
-from safetensors.numpy import load_file
 
 from fedstill import algorithms
 from fedstill.data.partition import Partition
@@ -100,7 +99,7 @@ def _split(run: Run, split: str) -> tuple[Integers, list[Integers]]:
     if split == POOLED:
         return truth, predicted
     kind, _, client = split.partition("/")
-    parts = Partition.from_arrays(load_file(run.folder / "partition.safetensors"))
+    parts = Partition.read(run.folder)
     if kind != POOLED or client not in parts.test:
         raise Unpaired(f"no predictions are kept for {split}")
     inside = np.isin(truth[0], parts.test[client])

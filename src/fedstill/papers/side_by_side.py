@@ -10,7 +10,6 @@ from statistics import fmean, stdev
 from rich import box
 from rich.table import Table
 from rich.text import Text
-from safetensors.numpy import load_file
 
 from fedstill import algorithms
 from fedstill.data.partition import Partition
@@ -222,7 +221,7 @@ def _columns(grid: Grid, run: GridRun) -> str:
 
 def setting(run: GridRun) -> str:
     """The rows, clients, rounds and models of a run, read from its folder."""
-    parts = Partition.from_arrays(load_file(run.folder / "partition.safetensors"))
+    parts = Partition.read(run.folder)
     experiment = run.experiment
     clients = experiment.client_specs(parts.clients)
     models = list(dict.fromkeys(str(spec.model) for spec in clients.values()))

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from fedstill.common.errors import FedstillError
-from fedstill.common.files import MODELS, file_name, write_whole
+from fedstill.common.files import MODELS, file_name, undamaged, write_whole
 from fedstill.common.plugins import nearest
 from fedstill.common.rows import Rows
 from fedstill.common.version import VERSION
@@ -57,6 +57,11 @@ class Record:
             return json.loads((self.folder / "summary.json").read_text())  # type: ignore[no-any-return]
         except FileNotFoundError as error:
             raise FedstillError(self._why_unfinished()) from error
+        except ValueError as error:
+            raise FedstillError(
+                f"{self.folder / 'summary.json'} cannot be read ({error}). Remove it; then `fedstill run --resume "
+                f"{self.folder}` writes it again."
+            ) from error
 
     def _why_unfinished(self) -> str:
         if (self.folder / "experiment.yaml").exists():
@@ -71,7 +76,15 @@ class Record:
         """The experiment as plain values, with everything that was left to a default."""
         path = self.folder / "experiment.yaml"
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        return yaml.load(path.read_text(encoding="utf-8"), loader) or {} if path.is_file() else {}
+        if not path.is_file():
+            return {}
+        try:
+            settings = yaml.load(path.read_text(encoding="utf-8"), loader)
+        except yaml.YAMLError:
+            settings = None
+        if not isinstance(settings, dict) or not settings.keys() >= {"clients", "train"}:
+            raise FedstillError(f"{path} was cut short or changed: restore it from a copy, or run again with --force.")
+        return settings
 
     @property
     def is_finished(self) -> bool:
@@ -172,7 +185,8 @@ class Record:
         It reads as many tokens of a text as it did in the run, and computes as quickly.
         """
         self.check_model(party)
-        model = load(self.model_folder(party), trust_code)
+        with undamaged(self.model_folder(party)):
+            model = load(self.model_folder(party), trust_code)
         if self.settings:
             clients = self.settings["clients"]
             own = clients.get(party) if isinstance(clients, dict) else None

@@ -184,7 +184,8 @@ def load_run(folder: Path, so_far: Mapping[str, Any] | None = None) -> Run:
         problem = f"has no {error}"
     except (ValueError, TypeError, AttributeError) as error:
         problem = f"cannot be read ({error})"
-    raise FedstillError(f"{path} {problem}: leave this folder out, or run it again with --force")
+    again = f"leave this folder out, or remove the file: `fedstill run --resume {path.parent}` writes it again"
+    raise FedstillError(f"{path} {problem}: {again}.")
 
 
 def _known(metrics: Sequence[str]) -> tuple[str, ...]:

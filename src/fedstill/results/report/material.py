@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
 
 from fedstill.common.errors import FedstillError
 from fedstill.data.corpora import CorpusSpec, load
 from fedstill.data.corpus import Corpus
-from fedstill.data.partition import Partition
+from fedstill.data.partition import PARTITION, Partition
 from fedstill.results.record import Record
 from fedstill.results.report.answers import answers
 from fedstill.wire.messages import SERVER
@@ -75,8 +74,7 @@ def reading_once(read: ReadCorpus = load) -> ReadCorpus:
 
 def partition_of(folder: Path) -> Partition | None:
     """Which rows everybody had in a simulation; None if the run did not keep it."""
-    path = folder / "partition.safetensors"
-    return Partition.from_arrays(load_file(path)) if path.is_file() else None
+    return Partition.read(folder) if (folder / PARTITION).is_file() else None
 
 
 def _corpus(record: Record, settings: Mapping[str, Any], read: ReadCorpus) -> tuple[Corpus | None, str]:
