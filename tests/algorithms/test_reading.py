@@ -122,7 +122,7 @@ def test_the_server_says_that_its_blend_names_one_class(bench, opinions):
     one = opinions(loss=[1.0, 1.0, 1.0]).change("logits", lambda logits: logits + 50 * torch.eye(3)[1])
     AdaFD().server(me, one)
     assert me.notes == [
-        "the blend of round 2 names one class (fine) for nearly all public rows: clients learn from their own rows "
+        "the blend names one class (fine) for nearly all public rows of round 2: clients learn from their own rows "
         "instead."
     ]
 

@@ -148,10 +148,12 @@ def test_the_best_baseline_is_neither_a_papers_method_nor_the_upper_bound(tmp_pa
 
 @pytest.mark.parametrize("number", [3, 4])
 def test_many_models_that_predict_one_class_are_one_note(tmp_path, number):
-    notes = [f"c{place} predicts one class (good) for nearly all test rows after round 2." for place in range(number)]
+    one_class = "predicts one class (good) for nearly all test rows after round"
+    notes = [f"c{place} {one_class} {2 if place else 3}." for place in range(number)]
     write_run(tmp_path, "AdaFD", notes=["other", *notes])
     told = [note for note in compare(load_runs([tmp_path])).notes if note.startswith("AdaFD, seed 0: ")]
-    one = "4 models predicted one class for nearly all test rows: c0, c1, c2 and 1 more."
+    one = "one class was predicted for nearly all test rows: by 3 models after round 2 (c1, c2, c3), "
+    one += "1 model after round 3 (c0)."
     assert told == [f"AdaFD, seed 0: {note}" for note in ("other", *(notes if number == 3 else [one]))]
 
 

@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from fedstill.results.members import Member, Score, causes, members, verdict
+from fedstill.plan.caution import Caution
+from fedstill.results.members import Member, Score, causes, faults, members, verdict
 
 MODELS = {"server": "minilm", "north": "bow", "south": "bow", "east": "textcnn", "west": "bigru", "inner": "bigru"}
 
@@ -69,25 +70,70 @@ def test_the_verdict_has_the_mean_gain_on_own_rows_and_on_everybodys():
     assert verdict(found[1:], []).endswith("; +30.0 points on average.")
 
 
+def test_who_lost_on_everybodys_rows_only_is_named_too_with_why():
+    gains = {"north": (0.1, -0.2), "south": (0.0, -0.005), "east": (-0.3, -0.3), "west": (0.0, -0.03)}
+    found = [Member(name, "bow", Score(0.5, 0.5 + own), Score(0.5, 0.5 + all_)) for name, (own, all_) in gains.items()]
+    said = verdict(found, ["few rows"])
+    assert said.startswith("1 of 4 clients are worse off than alone by more than a point (east -30.0); on average -5.0")
+    assert said.endswith(" On everybody's rows 2 more lost more than a point (north -20.0, west -3.0). Why: few rows.")
+    said = verdict(found[:2], ["few rows"])
+    assert said.startswith("No client is worse off than alone by more than a point; ")
+    assert said.endswith(". On everybody's rows 1 lost more than a point (north -20.0). Why: few rows.")
+    assert "Why" not in verdict(found[1:2], ["few rows"])
+
+
+def test_what_failed_is_said_whoever_lost():
+    (nobody,) = [Member("north", "bow", Score(0.5, 0.5), None)]
+    assert verdict([nobody], [], faults=["The server is of no use."]).endswith(
+        "points on average. The server is of no use."
+    )
+
+
+BLEND = (
+    "the blend names one class (good) for nearly all public rows of round 1: clients learn from their own rows instead."
+)
+FALLEN = "predicts one class (good) for nearly all test rows after round 1."
+
+
+def lost(*names):
+    return [Member(name, MODELS[name], Score(0.5, 0.3), None) for name in names]
+
+
+def test_faults_are_blends_and_a_server_that_name_one_class():
+    blends = [{"round": round, "party": "server", "note": BLEND} for round in (1, 3)]
+    nobody = "the blend named one class for nearly all public rows, and nobody learnt from the others."
+    assert faults([], blends, 3) == [f"In 2 of 3 rounds {nobody}"]
+    assert faults([], blends, 2) == [f"In every round {nobody}"]
+    server = {"round": 2, "party": "server", "note": f"server {FALLEN}"}
+    learnt = [line("server", round, "distilled", "test", 0.5) for round in (1, 2)]
+    assert faults(learnt, [server], 2) == ["The server's model names one class for nearly all test rows."]
+    assert faults(learnt, [server | {"round": 1}], 2) == []  # it has learnt more since
+
+
 def test_causes_are_one_class_models_weight_on_few_and_what_was_known_before():
-    log = [{"party": "server", "note": "server predicts one class (good) for nearly all test rows after round 1."}]
-    log.append({"seconds": {}})
     weights = {"north": 0.45, "south": 0.4, "east": 0.05, "west": 0.05, "inner": 0.05}
     observed = [{"observation": "weights", "values": weights}]
-    assert causes(observed, log, MODELS, ["public rows unlike those of west"]) == [
-        "server came to predict one class for nearly all rows",
+    known = [Caution("public rows unlike those of", "", ("west", "inner")), Caution("votes follow votes", "")]
+    assert causes(observed, [], MODELS, known, lost("inner")) == [
         "the clients with bow had 85% of the weight",
-        "public rows unlike those of west",
+        "public rows unlike those of inner",
+        "votes follow votes",
     ]
     alone = [{"observation": "weights", "values": {"west": 0.8, "north": 0.2}}]
-    assert causes(alone, [], MODELS, []) == ["west (bigru) had 80% of the weight"]
-    learnt = [line(party, round, "distilled", "test", 0.5) for party in ("server", "north", "west") for round in (1, 2)]
-    fallen = "predicts one class (good) for nearly all test rows after round 1."
-    told = {"server": 1, "north": 2, "west": 3}  # the server of round 1, north of round 1's answer, west of the last
-    log = [{"round": round, "party": party, "note": f"{party} {fallen}"} for party, round in told.items()]
-    end = {"round": 3, "seconds": {"digest": 0.1}}
-    assert causes(learnt, [*log, end], MODELS, []) == ["west came to predict one class for nearly all rows"]
-    in_the_round = [{"round": 2, "party": "north", "note": f"north {fallen}"}, {"round": 3, "seconds": {"digest": 0.0}}]
-    assert causes(learnt, in_the_round, MODELS, []) == ["north came to predict one class for nearly all rows"]
+    assert causes(alone, [], MODELS, known[:1], lost("east")) == ["west (bigru) had 80% of the weight"]
     fair = [{"observation": "weights", "values": dict.fromkeys(weights, 0.2)}]
-    assert causes(fair, [], MODELS, []) == []
+    assert causes(fair, [], MODELS, [], lost("east")) == []
+
+
+def test_a_client_that_names_one_class_at_the_end_is_a_cause_if_it_lost():
+    learnt = [line(party, round, "distilled", "test", 0.5) for party in ("server", "north", "west") for round in (1, 2)]
+    told = {"server": 1, "north": 2, "west": 3}  # the server of round 1, north of round 1's answer, west of the last
+    log = [{"round": round, "party": party, "note": f"{party} {FALLEN}"} for party, round in told.items()]
+    end = {"round": 3, "seconds": {"digest": 0.1}}
+    everybody = lost("north", "west")
+    assert causes(learnt, [*log, end], MODELS, [], everybody) == ["west came to predict one class for nearly all rows"]
+    assert causes(learnt, [*log, end], MODELS, [], everybody[:1]) == []
+    in_the_round = [{"round": 2, "party": "north", "note": f"north {FALLEN}"}, {"round": 3, "seconds": {"digest": 0.0}}]
+    assert causes(learnt, in_the_round, MODELS, [], everybody) == [
+        "north came to predict one class for nearly all rows"
+    ]

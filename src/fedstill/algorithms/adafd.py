@@ -31,6 +31,7 @@ from fedstill.learning.losses import Distillation, ce, distillation
 from fedstill.learning.phases import PhaseSettings
 from fedstill.learning.scales import centred, fitted_temperature, label_entropy, one_class, unit_spread
 from fedstill.parties.client import Client
+from fedstill.parties.party import ONE_CLASS_BLEND
 from fedstill.parties.server import Server
 from fedstill.wire.blends import Holds
 from fedstill.wire.messages import Answer, Opinion
@@ -189,8 +190,8 @@ class AdaFD(Algorithm):
         sharp = self._sharpness(blend.shape[1])
         if self.how.wary and (label := one_class(blend)) is not None:
             me.notes.append(
-                f"the blend of round {me.round} names one class ({me.model.labels[label]}) for nearly all public rows: "
-                "clients learn from their own rows instead."
+                f"{ONE_CLASS_BLEND} ({me.model.labels[label]}) for nearly all public rows of round {me.round}: clients "
+                "learn from their own rows instead."
             )
         own = sharp if self.how.server_sharpen is None else self.how.server_sharpen
         learn = partial(me.distill, self._sharp(blend, own), loss, settings=self._settings(me.spec.distill))

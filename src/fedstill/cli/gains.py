@@ -42,7 +42,7 @@ def tell_members(console: Console, folders: Sequence[Path]) -> None:
         console.print(f"Alone is one round of training, of {rounds}{can}.", style="dim", highlight=False)
     for record in records:
         seed = f"seed {record.summary['seed']}: " if len(records) > 1 else ""
-        style = "yellow" if any(member.is_worse_off for member in record.members) else None
+        style = "yellow" if any(member.is_worse_off or member.lost_elsewhere for member in record.members) else None
         console.print(f"{seed}{record.verdict}", style=style, highlight=False, soft_wrap=True, markup=False)
 
 

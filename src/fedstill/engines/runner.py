@@ -187,9 +187,15 @@ def conduct(
                 keep_trace(error, folder, f"{SERVER}, round {conductor.round}")
                 raise
             journal.offsets()
-            known = [caution.cause for caution in conductor.cautions]
             reporter.finish()
-            write_summary(Record(folder), plan, dict(books.ledger.totals), conductor.seconds, known, engine.own_models)
+            write_summary(
+                Record(folder),
+                plan,
+                dict(books.ledger.totals),
+                conductor.seconds,
+                conductor.cautions,
+                engine.own_models,
+            )
         finally:
             engine.close()
     finally:

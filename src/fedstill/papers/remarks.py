@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,13 +9,12 @@ from fedstill.common.words import counted, listed
 from fedstill.papers.grid import Grid
 from fedstill.papers.side_by_side import Outcomes
 from fedstill.parties.party import ONE_CLASS
+from fedstill.results.notes import TIMES, fallen
 from fedstill.results.runs import Run
 from fedstill.wire.messages import SERVER
 
-TIMES = re.compile(r" \(\d+x\)$")
-"""How often a run says a note."""
-FALLEN = re.compile(rf"({ONE_CLASS}) \(.*\)( for nearly all test rows)(?: after round (\d+))?\.")
-"""A model names one class, whichever; runs of earlier revisions do not say after which round."""
+ONE = f"{ONE_CLASS} for nearly all test rows"
+"""What is said of a model, whichever class it is."""
 FEW = 5
 """So many parties are named."""
 
@@ -36,7 +34,7 @@ def remarks(grid: Grid, outcomes: Outcomes) -> list[str]:
         if not isinstance(end := outcomes[run.folder], Run):
             continue
         for note in end.notes:
-            who, what, round = _parts(TIMES.sub("", note), {SERVER, *end.client_names})
+            who, what, round = _parts(note, {SERVER, *end.client_names})
             remark = found.setdefault((run.row, what, round is not None and who == SERVER), _Remark())
             remark.parties.update([who] if who else [])
             remark.runs.setdefault(round, set()).add(run.folder)
@@ -48,12 +46,11 @@ def remarks(grid: Grid, outcomes: Outcomes) -> list[str]:
 
 def _parts(note: str, parties: set[str]) -> tuple[str, str, int | None]:
     """Whom a note is about, if it is about one party; what it says, and after which round if that is told apart."""
-    who, _, what = note.partition(" ")
-    if who not in parties:
-        return "", note.removesuffix("."), None
-    if fallen := FALLEN.fullmatch(what):
-        return who, fallen[1] + fallen[2], int(fallen[3] or 0)
-    return who, what.removesuffix("."), None
+    if (found := fallen(note)) is not None and found[0] in parties:
+        return found[0], ONE, found[1]
+    said = TIMES.sub("", note).removesuffix(".")
+    who, _, what = said.partition(" ")
+    return (who, what, None) if who in parties else ("", said, None)
 
 
 def _sentence(what: str, remark: _Remark) -> str:

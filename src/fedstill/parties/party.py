@@ -38,6 +38,8 @@ Stage = Literal["trained", "distilled", "processed"]
 
 ONE_CLASS = "predicts one class"
 """In a note that says so of a party."""
+ONE_CLASS_BLEND = "the blend names one class"
+"""A note that says so of a round begins with it."""
 
 
 class TrainSettings(PhaseSettings):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedstill.algorithms.base import Algorithm
@@ -16,13 +16,22 @@ TINY = 50
 
 @dataclass(frozen=True)
 class Caution:
-    """A cause of harm as a clause, and the advice that goes with it."""
+    """A cause of harm as a clause, the advice that goes with it, and whose harm it is, if not everybody's."""
 
     cause: str
     advice: str
+    clients: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.cause}: {self.advice}"
+        return f"{self._about(self.clients)}: {self.advice}"
+
+    def cause_for(self, lost: Collection[str]) -> str:
+        """The clause for those who lost; empty if it is about others."""
+        own = [name for name in self.clients if name in lost]
+        return self._about(own) if own or not self.clients else ""
+
+    def _about(self, names: Sequence[str]) -> str:
+        return f"{self.cause} {listed(names)}" if names else self.cause
 
 
 def cautions(method: Algorithm, clients: Mapping[str, Hello]) -> list[Caution]:
@@ -48,16 +57,18 @@ def cautions(method: Algorithm, clients: Mapping[str, Hello]) -> list[Caution]:
     if tiny := [name for name, hello in clients.items() if hello.size < TINY]:
         found.append(
             Caution(
-                f"fewer than {TINY} training rows at {listed(tiny)}",
+                f"fewer than {TINY} training rows at",
                 "too few to learn from, or to say what was gained.",
+                tuple(tiny),
             )
         )
     if far := [name for name, hello in clients.items() if (hello.unlike or 0) >= UNLIKE]:
         found.append(
             Caution(
-                f"public rows unlike those of {listed(far)}",
+                "public rows unlike those of",
                 "words alone tell them apart; opinions about such rows say little, so take public rows from the same "
                 "field.",
+                tuple(far),
             )
         )
     return found

@@ -15,7 +15,7 @@ from fedstill.common.errors import FedstillError
 from fedstill.common.rows import Rows
 from fedstill.common.words import counted, listed
 from fedstill.learning.metrics import METRICS
-from fedstill.parties.party import ONE_CLASS
+from fedstill.results.notes import fallen
 from fedstill.results.runs import Run, Runs, Unpaired, complete, load_runs, predictions
 from fedstill.results.significance import FEWEST_SEEDS, RESAMPLES, Bootstrap, paired_bootstrap, paired_over_seeds
 
@@ -306,13 +306,16 @@ def _notes_on_methods(methods: Mapping[str, Sequence[Run]]) -> list[str]:
 
 
 def _gathered(notes: Sequence[str]) -> list[str]:
-    """A run's notes; many parties that predict one class are one note."""
-    fallen = [note for note in notes if ONE_CLASS in note]
-    if len(fallen) <= FEW_NOTES:
+    """A run's notes; many parties that predict one class are one note, which says after which rounds they did."""
+    found = [each for note in notes if (each := fallen(note)) is not None]
+    if len(found) <= FEW_NOTES:
         return list(notes)
-    names = list(dict.fromkeys(note.partition(f" {ONE_CLASS}")[0] for note in fallen))
-    others = [note for note in notes if note not in fallen]
-    return [*others, f"{counted(len(names), 'model')} predicted one class for nearly all test rows: {listed(names)}."]
+    by_round: dict[int, list[str]] = {}
+    for name, round in sorted(found, key=lambda each: each[1]):
+        by_round.setdefault(round, []).append(name)
+    told = [f"{counted(len(each), 'model')} after round {round} ({listed(each)})" for round, each in by_round.items()]
+    others = [note for note in notes if fallen(note) is None]
+    return [*others, f"one class was predicted for nearly all test rows: by {', '.join(told)}."]
 
 
 def _row_to_dict(row: MethodRow) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstill.common.words import listed
-from fedstill.parties.party import ONE_CLASS
+from fedstill.parties.party import ONE_CLASS, ONE_CLASS_BLEND
+from fedstill.plan.caution import Caution
 from fedstill.wire.messages import SERVER, STAGES
 
 Measurement = Mapping[str, Any]
@@ -38,6 +39,11 @@ class Score:
     def gain(self) -> float:
         """Negative where the federation did harm."""
         return self.after - self.alone
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether more than a point was lost, as it is shown: -1.0 is not more than one."""
+        return round(self.gain, 3) < -POINT
 
 
 @dataclass(frozen=True)
@@ -66,8 +72,13 @@ class Member:
 
     @property
     def is_worse_off(self) -> bool:
-        """Whether it lost more than a point, as it is shown: -1.0 is not more than one."""
-        return self.score is not None and round(self.score.gain, 3) < -POINT
+        """Whether it lost more than a point where it counts."""
+        return self.score is not None and self.score.is_loss
+
+    @property
+    def lost_elsewhere(self) -> bool:
+        """Whether it is as good as before on its own rows, or better, and lost more than a point on everybody's."""
+        return not self.is_worse_off and self.every is not None and self.every.is_loss
 
 
 def members(
@@ -113,19 +124,29 @@ def _in_order(lines: Sequence[Measurement], party: str, split: str) -> list[Meas
     return sorted(own, key=lambda line: (line["round"], STAGES.index(line["stage"])))
 
 
-def verdict(found: Sequence[Member], causes: Sequence[str], than: str = "alone") -> str:
-    """One sentence: whether the members are better off than alone, and if not, who is not and why."""
+def verdict(found: Sequence[Member], causes: Sequence[str], than: str = "alone", faults: Sequence[str] = ()) -> str:
+    """Whether the members are better off than alone, and if not, who is not and why; and what failed in any case."""
     scored = [(member, member.score) for member in found if member.score is not None]
-    worse = [(member.name, score.gain) for member, score in scored if member.is_worse_off]
-    if not worse:
-        return f"No client is worse off than {than} by more than a point; {_means(found)}."
-    worse.sort(key=lambda item: item[1])
-    named = listed([f"{name} {100 * gain:+.1f}" for name, gain in worse], most=4)
-    said = (
-        f"{len(worse)} of {len(scored)} clients are worse off than {than} by more than a point ({named}){_sure(found)}"
-    )
-    why = "; ".join(causes) if causes else "no cause was found: compare with algorithm=DSFL and algorithm=Local"
-    return f"{said}; {_means(found)}. Why: {why}."
+    worse = _named([(member.name, score.gain) for member, score in scored if member.is_worse_off])
+    elsewhere = _named([(member.name, member.every.gain) for member in found if member.every and member.lost_elsewhere])
+    if worse:
+        many = sum(member.is_worse_off for member in found)
+        said = f"{many} of {len(scored)} clients are worse off than {than} by more than a point ({worse}){_sure(found)}"
+    else:
+        said = f"No client is worse off than {than} by more than a point"
+    said += f"; {_means(found)}."
+    if elsewhere:
+        many = sum(member.lost_elsewhere for member in found)
+        said += f" On everybody's rows {many}{' more' if worse else ''} lost more than a point ({elsewhere})."
+    if worse or elsewhere:
+        why = "; ".join(causes) if causes else "no cause was found: compare with algorithm=DSFL and algorithm=Local"
+        said += f" Why: {why}."
+    return " ".join([said, *faults])
+
+
+def _named(losses: Sequence[tuple[str, float]]) -> str:
+    """Who lost how much, the largest loss first."""
+    return listed([f"{name} {100 * gain:+.1f}" for name, gain in sorted(losses, key=lambda item: item[1])], most=4)
 
 
 def _means(found: Sequence[Member]) -> str:
@@ -150,14 +171,35 @@ def _sure(found: Sequence[Member]) -> str:
 
 
 def causes(
-    metrics: Sequence[Measurement], log: Sequence[Measurement], models: Mapping[str, str], standing: Sequence[str]
+    metrics: Sequence[Measurement],
+    log: Sequence[Measurement],
+    models: Mapping[str, str],
+    standing: Sequence[Caution],
+    found: Sequence[Member],
 ) -> list[str]:
-    """What may have done harm, as clauses: seen in the record, and `standing`: known before the run."""
-    fallen = _fallen(metrics, log)
-    found = [f"{listed(fallen)} came to predict one class for nearly all rows"] if fallen else []
+    """What may have done harm, as clauses: seen in the record, and `standing`: known before the run.
+
+    What is about single clients counts only where they are among those who lost.
+    """
+    lost = [member.name for member in found if member.is_worse_off or member.lost_elsewhere]
+    fallen = [name for name in _fallen(metrics, log) if name in lost]
+    clauses = [f"{listed(fallen)} came to predict one class for nearly all rows"] if fallen else []
     if shares := [line["values"] for line in metrics if line.get("observation") == "weights"]:
-        found += _weighty({name: fmean(each.get(name, 0.0) for each in shares) for name in models}, models)
-    return [*found, *standing]
+        clauses += _weighty({name: fmean(each.get(name, 0.0) for each in shares) for name in models}, models)
+    return [*clauses, *(clause for caution in standing if (clause := caution.cause_for(lost)))]
+
+
+def faults(metrics: Sequence[Measurement], log: Sequence[Measurement], rounds: int) -> list[str]:
+    """What makes a federation useless, whoever lost or did not, as sentences."""
+    sentences = []
+    if useless := {line["round"] for line in log if line.get("note", "").startswith(ONE_CLASS_BLEND)}:
+        when = "every round" if len(useless) == rounds else f"{len(useless)} of {rounds} rounds"
+        sentences.append(
+            f"In {when} the blend named one class for nearly all public rows, and nobody learnt from the others."
+        )
+    if SERVER in _fallen(metrics, log):
+        sentences.append("The server's model names one class for nearly all test rows.")
+    return sentences
 
 
 def _fallen(metrics: Sequence[Measurement], log: Sequence[Measurement]) -> list[str]:

@@ -24,9 +24,10 @@ from fedstill.common.words import listed
 from fedstill.data.corpora import CorpusSpec
 from fedstill.learning.fast import Fast, accelerate
 from fedstill.models import Model, load
+from fedstill.plan.caution import Caution
 from fedstill.plan.plan import Plan
 from fedstill.results.chance import with_chances
-from fedstill.results.members import ALONE, Member, causes, members, verdict
+from fedstill.results.members import ALONE, Member, causes, faults, members, verdict
 from fedstill.results.privacy import in_words, spent
 from fedstill.wire.ledger import condensed
 from fedstill.wire.messages import SERVER, STAGES
@@ -245,12 +246,12 @@ def write_summary(
     plan: Plan,
     crossed: dict[str, int],
     seconds: float,
-    known_causes: Sequence[str] = (),
+    cautions: Sequence[Caution] = (),
     own_models: Mapping[str, str] | None = None,
 ) -> None:
     """Condense the metrics into `summary.json`; its presence says that the run is finished.
 
-    `known_causes` says what was known, before the run, to do harm; `own_models` are models that are not the plan's.
+    `cautions` says what was known, before the run, to do harm; `own_models` are models that are not the plan's.
     """
     known = about(plan)
     known["models"] |= own_models or {}
@@ -259,13 +260,15 @@ def write_summary(
     rounds_alone = 1 if alone is None else plan.experiment.rounds
     found = members(measured, known["models"], plan.metrics[0], alone)
     found = with_chances(found, record.folder, plan.partition.test, len(plan.labels), plan.metrics[0])
-    why = causes(record.metrics, record.log, known["models"], known_causes)
-    noted = Counter(line["note"] for line in record.log if "note" in line and line["party"] != "corpus")
+    rounds, log = plan.experiment.rounds, record.log
+    why = causes(record.metrics, log, known["models"], cautions, found)
+    failed = faults(record.metrics, log, rounds)
+    noted = Counter(line["note"] for line in log if "note" in line and line["party"] != "corpus")
     summary = known | {
         "scores": _scores(measured, plan.clients, plan.experiment.method.has_server_model),
         "members": [asdict(member) for member in found],
         "alone_rounds": rounds_alone,
-        "verdict": verdict(found, why, _than(rounds_alone, plan.experiment.rounds)) if found else None,
+        "verdict": verdict(found, why, _than(rounds_alone, rounds), failed) if found else None,
         "cautions": record.cautions,
         "best_on_validation": _best_on_validation(measured, plan.metrics[0]),
         "notes": [f"{note} ({times}x)" if times > 1 else note for note, times in noted.items()],
