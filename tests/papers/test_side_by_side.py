@@ -10,7 +10,17 @@ import pytest
 from rich.console import Console
 
 from fedstill.papers.grid import Grid
-from fedstill.papers.side_by_side import Outcomes, how_to_read, label, markdown, render, score, side_by_side
+from fedstill.papers.side_by_side import (
+    Outcomes,
+    SideBySide,
+    brief,
+    how_to_read,
+    label,
+    markdown,
+    render,
+    score,
+    side_by_side,
+)
 from fedstill.results.runs import load_runs
 from tests.papers.tiny import TINY, tiny_grid
 from tests.results.conftest import write_run
@@ -118,6 +128,15 @@ def test_a_narrow_terminal_gets_the_columns_below_each_other_with_nothing_cut_of
     for _, rows in table.groups:
         for row in rows:
             assert all(cell in shown for cell in row)
+
+
+def test_a_terminal_gets_neither_columns_without_ours_nor_empty_rows() -> None:
+    rows = (("FedAvg", "81.0 | 70.2", "79.1 | –"), ("AdaFD", "– | –", "80.0 | –"), ("MHAT", "78.0 | –", "– | –"))
+    table = SideBySide(("method", "global", "baby"), (("small", rows), ("large", (("FedAvg", "– | –", "90.0 | –"),))))
+    kept = (("FedAvg", "81.0 | 70.2"), ("MHAT", "78.0 | –"))
+    assert brief(table) == SideBySide(("method", "global"), (("small", kept),))
+    printed = SideBySide(("method", "global"), (("", (("FedAvg", "81.0 | –"),)),))
+    assert brief(printed) == printed
 
 
 def test_markdown_has_one_line_a_row_and_escapes_the_bars(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from fedstill.results.significance import FEWEST_SEEDS, interval_over_seeds
 from fedstill.wire.messages import SERVER
 
 MISSING = "–"
+EMPTY = (MISSING, f"{MISSING} | {MISSING}")
+"""Cells in which nothing stands, without and with the paper's number."""
 CLIENTS = "clients"
 """The split of the clients' own test rows, each client's for itself."""
 LAST = "last5/"
@@ -149,8 +151,26 @@ def _spread(values: Sequence[float], sign: str = "") -> str:
     )
 
 
+def brief(table: SideBySide) -> SideBySide:
+    """The table without columns in which nothing of ours stands, and rows in which nothing stands at all."""
+    every = [rows for _, group in table.groups for rows in group]
+    ours = [place for place in range(len(table.headings)) if any(not row[place].endswith(MISSING) for row in every)]
+    if len(ours) < 2:  # nothing but names
+        return table
+
+    def short(row: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(row[place] for place in ours)
+
+    groups = (
+        (name, tuple(short(row) for row in rows if any(cell not in EMPTY for cell in short(row)[1:])))
+        for name, rows in table.groups
+    )
+    return SideBySide(short(table.headings), tuple((name, rows) for name, rows in groups if rows))
+
+
 def render(table: SideBySide, width: int) -> list[Table]:
     """Tables for a terminal: as many columns side by side as fit, the others in further tables."""
+    table = brief(table)
     every = [rows for _, group in table.groups for rows in group]
     widths = [max(len(row[place]) for row in [table.headings, *every]) for place in range(len(table.headings))]
     blocks: list[list[int]] = [[]]
