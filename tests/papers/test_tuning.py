@@ -70,6 +70,22 @@ def test_every_row_gets_every_try_on_validation_rows_with_a_seed_of_its_own(revi
     assert all(0 <= each["score"] <= 1 for each in found)
 
 
+def test_a_try_that_fails_is_said_with_its_reason_and_nothing_is_written_if_all_do(reviews, tmp_path):
+    tries = "  small: {seeds: 2, tries: {partition.validation: [VALUES]},"
+    evidence, console = tmp_path / "evidence", Console(file=io.StringIO())
+    for values, goes_on in (("0", False), ("0, 0.2", True)):
+        source = tiny_source(reviews, TINY.replace("  small: {seeds: 2,", tries.replace("VALUES", values)))
+        asked = (source, "tiny", "small", tmp_path / values, evidence, console)
+        if goes_on:
+            tried = tune(*asked, only=["FedAvg"], jobs=1)["tried"]
+            assert [each["score"] is None for each in tried] == [True, False]
+            assert "needs two validation rows" in console.file.getvalue()
+        else:
+            with pytest.raises(FedstillError, match="needs two validation rows"):
+                tune(*asked, only=["FedAvg"], jobs=1)
+            assert not evidence.exists()
+
+
 def test_a_scale_without_tries_says_so(reviews, tmp_path):
     with pytest.raises(FedstillError, match="scale small names no settings to try"):
         tune(tiny_source(reviews), "tiny", "small", tmp_path, tmp_path, Console(file=io.StringIO()))

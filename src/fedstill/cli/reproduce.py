@@ -83,6 +83,8 @@ def reproduce(
             found = tune(source, name, scale, folder, tuned, shown, overrides, only or [], jobs)
         if as_json:
             print(json.dumps(found, indent=1))
+        if any("failed" in line for line in found["tried"]):
+            raise typer.Exit(1)
         return
     tables = [_table(name, source, scale, out, overrides, seeds, only or [], keep) for name, source in sources.items()]
     try:

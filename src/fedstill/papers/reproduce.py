@@ -32,7 +32,7 @@ from fedstill.papers.languages import languages
 from fedstill.papers.ordering import orderings
 from fedstill.papers.partitions import partitions
 from fedstill.papers.remarks import remarks
-from fedstill.papers.running import Say, Todo, run_missing, sayer
+from fedstill.papers.running import Say, Todo, reasons_of, run_missing, sayer
 from fedstill.papers.side_by_side import (
     Outcomes,
     SideBySide,
@@ -164,7 +164,7 @@ def _finish(
             outcomes[folder] = kept.get(folder) or failures[folder]
         elif Record(folder).is_finished:
             outcomes[folder] = load_runs([folder])[0]
-    reasons = _reasons(grid.runs, {folder: reason for folder, reason in outcomes.items() if isinstance(reason, str)})
+    reasons = reasons_of(grid.runs, failures)
     left = len(grid.runs) - len(outcomes)
     if left:
         say(f"{grid.recipe.paper}: {counted(left, 'run')} of {len(grid.runs)} not begun; the same command goes on.")
@@ -234,7 +234,7 @@ def _present(grid: Grid, outcomes: Outcomes, console: Console, page: _Page) -> b
         shown, parts["Curves"] = _curves(grid, outcomes, page.picture)
         tables += [shown, *([blend] if (blend := drawing.weights_by_round(grid, outcomes)) else [])]
     failures = {folder: outcome for folder, outcome in outcomes.items() if isinstance(outcome, str)}
-    parts |= {"Notes of the runs": remarks(grid, outcomes), "Failed": _reasons(grid.runs, failures), **page.more}
+    parts |= {"Notes of the runs": remarks(grid, outcomes), "Failed": reasons_of(grid.runs, failures), **page.more}
     _publish(grid, tables, parts, console, page)
     return holds
 
@@ -278,18 +278,6 @@ def _curves(grid: Grid, outcomes: Outcomes, path: Path | None) -> tuple[SideBySi
     except FedstillError as error:  # without matplotlib the table has to do
         notes = [str(error), *notes]
     return drawing.by_round(grid, panels), notes
-
-
-def _reasons(runs: Sequence[GridRun], failures: Outcomes) -> list[str]:
-    """Every reason once, with the runs that failed for it."""
-    stopped: dict[str, list[str]] = {}
-    for run in runs:
-        if isinstance(reason := failures.get(run.folder), str):
-            stopped.setdefault(reason, []).append(str(run))
-    return [
-        f"{reason} ({names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''})"
-        for reason, names in stopped.items()
-    ]
 
 
 def _write(grid: Grid, tables: Sequence[SideBySide], parts: dict[str, list[str]], path: Path) -> None:

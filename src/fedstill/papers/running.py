@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +34,18 @@ def sayer(console: Console) -> Say:
         console.print(line, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
     return say
+
+
+def reasons_of(runs: Sequence[GridRun], failures: Mapping[Path, str]) -> list[str]:
+    """Every reason once, with the runs that failed for it."""
+    stopped: dict[str, list[str]] = {}
+    for run in runs:
+        if (reason := failures.get(run.folder)) is not None:
+            stopped.setdefault(reason, []).append(str(run))
+    return [
+        f"{reason} ({names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''})"
+        for reason, names in stopped.items()
+    ]
 
 
 @dataclass(frozen=True)

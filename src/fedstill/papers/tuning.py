@@ -19,7 +19,7 @@ from fedstill.papers.evidence import fingerprint
 from fedstill.papers.grid import Grid, GridRun, check_scale, plan_grid
 from fedstill.papers.machine import machine_of
 from fedstill.papers.recipe import read_recipe, slug
-from fedstill.papers.running import Todo, run_missing
+from fedstill.papers.running import Todo, reasons_of, run_missing, sayer
 from fedstill.papers.side_by_side import score
 from fedstill.results.record import Record
 from fedstill.results.runs import load_runs
@@ -51,7 +51,7 @@ def tune(
 ) -> dict[str, list[Line]]:
     """Run every row with every try, measured on validation rows, and write down what each scored.
 
-    Returns what was `tried` and which of it is `chosen`.
+    Returns what was `tried` and which of it is `chosen`; if all of it failed, nothing is written.
     """
     recipe = read_recipe(source)
     check_scale(source, recipe, scale)
@@ -63,12 +63,19 @@ def tune(
     whole = replace(planned[0][1], runs=tuple(runs))
     console.print(f"{recipe.paper}, scale {scale}: {len(planned)} tries for each of {len(runs) // len(planned)} runs.")
     failures = run_missing([Todo(whole, out)], console, jobs)
+    reasons = reasons_of(runs, failures)
+    if len(failures) == len(runs):
+        raise FedstillError("\n".join(reasons))
     found = [_line(name, grid, run, each, failures.get(run.folder)) for each, grid in planned for run in grid.runs]
     write_lines(evidence / FILE, found)
-    best = list(chosen(found))
+    best, say = list(chosen(found)), sayer(console)
     for line in best:
         said = ", ".join(f"{key} {value}" for key, value in line["try"].items())
-        console.print(f"- {line['group']}, {line['row']}: {said} ({100 * line['score']:.1f})", markup=False)
+        say(f"- {line['group']}, {line['row']}: {said} ({100 * line['score']:.1f})")
+    if reasons:
+        say("\nFailed:")
+    for reason in reasons:
+        say(f"- {reason}")
     return {"tried": found, "chosen": best}
 
 
