@@ -16,7 +16,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from textwrap import wrap
@@ -317,18 +317,24 @@ def _accuracies(table: str, group: str = "") -> dict[str, list[float]]:
 def recipes() -> str:
     """How many runs every recipe has at the scales below the paper's, and the pages that there are."""
     from fedstill.config.source import Source
+    from fedstill.papers.evidence import CORES_FOR_A_CARD
     from fedstill.papers.recipe import is_grid, recipe_files
 
+    scales = ("medium", "small")
     sources = {name: Source.read(path) for name, path in recipe_files().items()}
     return "\n".join(
         [
-            "| recipe | runs at medium | runs at small | evidence |",
-            "|---|---|---|---|",
+            "| recipe | runs at medium | take two cores | runs at small | take two cores | evidence |",
+            "|---|---|---|---|---|---|",
             *(
-                f"| `{name}` | {_runs(source, 'medium')} | {_runs(source, 'small')} | {', '.join(_kept(name))} |"
+                " | ".join([f"| `{name}`", *(_runs(source, name, scale) for scale in scales), f"{_kept(name)} |"])
                 for name, source in sources.items()
                 if is_grid(source.values)
             ),
+            "",
+            "What two cores take is the seconds of the lines in `evidence/`, one run a core; where these are of a",
+            f"GPU, by an estimate {CORES_FOR_A_CARD} times as long (on processors that compute in bf16, with",
+            "`precision=bf16`).",
         ]
     )
 
@@ -341,24 +347,29 @@ def figures() -> str:
     return "\n".join(["| figure | shows | its runs, at scale small | take |", "|---|---|---|---|", *rows])
 
 
-def _runs(source: Any, scale: str) -> str:
+def _runs(source: Any, name: str, scale: str) -> str:
+    """How many runs a recipe has at a scale, and how long they take if some are kept, as two cells."""
+    from fedstill.papers.evidence import on_two_cores, read_lines
     from fedstill.papers.grid import plan_grid
     from fedstill.papers.recipe import read_recipe
 
     recipe = read_recipe(source)
     if scale not in recipe.scales:
-        return "–"
+        return "– | "
     if not recipe.is_trained:
-        return "none"
+        return "none | "
     asked = [f"{key}=somewhere" for key in recipe.asks | recipe.scales[scale].asks]
     runs = plan_grid(source, scale, Path("runs"), asked).runs
-    return str(sum(recipe.rows[run.row].needs_env is None for run in runs))  # whatever keys this machine has
+    many = sum(recipe.rows[run.row].needs_env is None for run in runs)  # whatever keys this machine has
+    lines = ROOT / "evidence" / f"{name}.jsonl"
+    kept = [line for _, line in read_lines(lines) if line["scale"] == scale] if lines.exists() else []
+    taken = [(line["seconds"] * many / len(kept), line["device"]) for line in kept]
+    return f"{many} | {on_two_cores(taken) if taken else ''}"
 
 
-def _kept(recipe: str) -> Iterator[str]:
-    for suffix, title in (("", "medium"), ("-small", "small")):
-        if (ROOT / "evidence" / f"{recipe}{suffix}.md").exists():
-            yield f"[{title}](../evidence/{recipe}{suffix}.md)"
+def _kept(recipe: str) -> str:
+    pages = {"medium": f"evidence/{recipe}.md", "small": f"evidence/{recipe}-small.md"}
+    return ", ".join(f"[{scale}](../{page})" for scale, page in pages.items() if (ROOT / page).exists())
 
 
 BLOCKS: dict[str, Callable[[], str]] = {

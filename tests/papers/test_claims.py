@@ -13,7 +13,18 @@ from scipy import stats
 
 from fedstill.common.errors import FedstillError
 from fedstill.config.source import Source
-from fedstill.papers.claims import Cell, Claim, Judged, Shelf, comparisons, judge, read_claims, recipe_of, verdict
+from fedstill.papers.claims import (
+    Cell,
+    Claim,
+    Judged,
+    Rivals,
+    Shelf,
+    comparisons,
+    judge,
+    read_claims,
+    recipe_of,
+    verdict,
+)
 from fedstill.papers.claims_page import judged_claims, lines, page
 from fedstill.papers.evidence import fingerprint
 from fedstill.papers.grid import GridRun, plan_grid
@@ -264,13 +275,18 @@ def test_the_page_says_what_to_run(tmp_path: Path) -> None:
     text = page(judged_claims(folder), folder)
     assert f"Of {len(CLAIMS)} claims: " in text
     assert "    fedstill reproduce adafd/table1 --scale medium --keep evidence corpus.path=...\n" in text
-    assert (
-        '    fedstill reproduce feddrs/table1 --scale medium --only "alpha=0.05" --keep evidence corpus.path=' in text
-    )
     assert "    fedstill reproduce fedsnd/digits --scale medium --keep evidence\n" in text
     assert all(f'<a id="{name}"></a>' in text for name in CLAIMS)
     with pytest.raises(FedstillError, match="no folder"):
         judged_claims(tmp_path / "nowhere")
+
+
+def test_what_the_scale_does_not_run_by_itself_is_named(tmp_path: Path) -> None:
+    there = Cell(recipe="feddrs/table1", group="eight tasks", row="FedDRS(mixed)", column="alpha=0.05")
+    claim = Claim(id="one", says="It is first", cell=there, against=Rivals(row="FedAvg"))
+    text = page([judge(claim, Shelf(tmp_path))], tmp_path)
+    command = "fedstill reproduce feddrs/table1 --scale medium"
+    assert f'    {command} --only "alpha=0.05" --keep {tmp_path.name} corpus.path=...\n' in text
 
 
 def test_the_page_in_docs_is_what_the_evidence_makes(tmp_path: Path) -> None:

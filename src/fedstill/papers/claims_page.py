@@ -26,7 +26,7 @@ t-test ({FEWEST_SEEDS} seeds are needed for both).
 - **reproduced**: the interval lies above zero, that is on the claimed side.
 - **not reproduced**: it lies below zero; or zero is inside and the paper's difference lies above it.
 - **undecided**: zero is inside and the paper's difference is not above, or none is printed: more seeds are needed.
-- **not run yet**: there are no runs; the commands are [below](#what-is-still-to-run).
+- **not run yet**: there are no runs; the commands stand at the end of this page.
 - **not testable here**: for the reason given.
 
 A claim that two are as good as each other is reproduced if the whole interval is within one point on either side, not

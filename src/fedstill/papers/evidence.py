@@ -33,6 +33,9 @@ OF_PAPERS = {"max_share": None, "blend": "mean"}
 """Keys whose defaults are not the papers', which nothing says in lines from before there were such keys."""
 MAIN_SCALE = "medium"
 DIGITS = 10
+CORES_FOR_A_CARD = 30
+"""How many times as long as a GPU that has other runs beside it a core takes for a run, in bf16. FedID's Figure 4 was
+run on both, with twice as many clients on cores: 20 to 50 times. No number but a time depends on it."""
 
 Line = dict[str, Any]
 Key = tuple[str, str, str, str, int]
@@ -347,6 +350,12 @@ def _place(recipe: Recipe, run: GridRun) -> tuple[int, ...]:
     return run.experiment.seed, group, column, row
 
 
+def on_two_cores(taken: Iterable[tuple[float, str]]) -> str:
+    """How long runs that took so many seconds, each on a device, take two cores, one run on each."""
+    seconds = sum(each * (1 if " cores of " in device else CORES_FOR_A_CARD) for each, device in taken) / 2
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.0f} hours"
+
+
 def origins(grid: Grid, outcomes: Outcomes, evidence: Evidence) -> list[str]:
     """Where the numbers of a page come from: machines, versions, seconds, and the command that makes the page."""
     runs = [kept for run in grid.runs if isinstance(kept := outcomes[run.folder], KeptRun)]
@@ -355,7 +364,8 @@ def origins(grid: Grid, outcomes: Outcomes, evidence: Evidence) -> list[str]:
     return [
         *(f"{counted(many, 'run')} on {device}, fedstill {commit}." for (device, commit), many in sorted(made.items())),
         *(f"{many} of them are runs of {recipe} too: the same experiments." for recipe, many in sorted(shared.items())),
-        f"A run took {fmean(run.seconds for run in runs):.0f} s on average, beside others on the same machine.",
+        f"A run took {fmean(run.seconds for run in runs):.0f} s on average, beside others on the same machine. "
+        f"On two cores all of them take {on_two_cores((run.seconds, run.device) for run in runs)}, by an estimate.",
         f"Made from {evidence.lines.name} by `{evidence.command} --from {evidence.folder.name}`, without training; "
         f"what made the lines: `{evidence.command} --keep {evidence.folder.name}`.",
     ]
