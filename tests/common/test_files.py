@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill.common.files import FileReference, file_name, write_whole
+from fedstill.common.files import FileReference, file_name, replacing, unusable, write_whole
 
 
 def test_a_file_is_written_and_replaced_with_its_folders(tmp_path):
@@ -48,6 +48,13 @@ def test_a_file_that_cannot_be_replaced_leaves_nothing_over(tmp_path):
         write_whole(tmp_path / "state", b"data")
     assert os.listdir(tmp_path) == ["state"]
     assert os.listdir(tmp_path / "state") == ["inside"]
+
+
+def test_a_file_that_cannot_be_written_is_named_and_other_faults_keep_their_words(tmp_path):
+    for raised, words in ((OSError(28, "full"), "state.bin cannot be used (No space"), (OSError("line lost"), "lost")):
+        with pytest.raises(OSError, match=r"full|lost|space") as failed, replacing(tmp_path / "state.bin"):
+            raise raised
+        assert words in unusable(failed.value)
 
 
 def test_a_reference_reads_what_was_written(tmp_path):

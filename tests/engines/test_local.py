@@ -117,6 +117,21 @@ def test_states_that_cannot_be_written_early_end_the_run_with_a_sentence(
         run(small(workers=2), tmp_path / "run")
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_client_whose_model_cannot_be_saved_ends_the_run_with_a_sentence(
+    small: Small, tmp_path: Path, workers: int
+) -> None:
+    models = tmp_path / "run" / "models"
+
+    def tell(event: Event) -> None:
+        if isinstance(event, RoundDone) and event.round == 2:
+            models.mkdir()
+            (models / "garden").write_text("a file where a folder is to be")
+
+    with pytest.raises(FedstillError, match=r"garden.* cannot be used .*run --resume .*written before is whole"):
+        run(small(workers=workers), tmp_path / "run", tell=tell)
+
+
 def test_participation_below_one_calls_fewer_clients_and_all_digest_at_the_end(small: Small, tmp_path: Path) -> None:
     record = run(small(participation=0.4, rounds=4), tmp_path / "run")
     spoke = {

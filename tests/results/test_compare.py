@@ -157,6 +157,13 @@ def test_many_models_that_predict_one_class_are_one_note(tmp_path, number):
     assert told == [f"AdaFD, seed 0: {note}" for note in ("other", *(notes if number == 3 else [one]))]
 
 
+def test_a_note_of_an_earlier_revision_names_no_round(tmp_path):
+    notes = [f"c{place} predicts one class (good) for nearly all test rows." for place in range(4)]
+    write_run(tmp_path, "AdaFD", notes=notes)
+    (told,) = [note for note in compare(load_runs([tmp_path])).notes if "one class" in note]
+    assert told.endswith("test rows: by 4 models (c0, c1, c2 and 1 more).")
+
+
 def test_without_a_baseline_there_are_no_differences(tmp_path):
     write_run(tmp_path, "AdaFD")
     comparison = compare(load_runs([tmp_path]))

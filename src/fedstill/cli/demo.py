@@ -145,7 +145,7 @@ class Gains:
         rows = {
             line["party"]: line["rows"] for line in self.ours[0].metrics if line.get("split") == f"test/{line['party']}"
         }
-        lost = [f"{name} {gain:+.1f} ({rows[name]} test rows)" for name, gain in gains.items() if gain < -1]
+        lost = [f"{name} {gain:+.1f} ({rows[name]} test rows)" for name, gain in gains.items() if round(gain, 1) < -1]
         worse = f"worse off: {listed(lost, most=5)}" if lost else "none of them lost more than a point"
         return f"On their own tweets they gained {fmean(gains.values()):+.1f} points on average; {worse}."
 

@@ -42,7 +42,8 @@ def tell_members(console: Console, folders: Sequence[Path]) -> None:
         console.print(f"Alone is one round of training, of {rounds}{can}.", style="dim", highlight=False)
     for record in records:
         seed = f"seed {record.summary['seed']}: " if len(records) > 1 else ""
-        style = "yellow" if any(member.is_worse_off or member.lost_elsewhere for member in record.members) else None
+        failed = record.summary.get("faults") or [m for m in record.members if m.is_worse_off or m.lost_elsewhere]
+        style = "yellow" if failed else None
         console.print(f"{seed}{record.verdict}", style=style, highlight=False, soft_wrap=True, markup=False)
 
 

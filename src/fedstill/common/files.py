@@ -59,7 +59,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield scratch
         os.replace(scratch, path)
     except BaseException as error:
-        if isinstance(error, OSError) and error.filename in (None, str(scratch)):
+        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(scratch)):
             error.filename = str(path)  # nobody knows the other name
         with suppress(OSError):
             scratch.unlink(missing_ok=True)

@@ -55,7 +55,7 @@ def outcome(answer: Answer, request: Request) -> Outcome:
     except FedstillError as error:
         return Reason(str(error))
     except Exception as error:
-        if request.what in ("save", "restore"):
+        if request.what in ("save", "restore") or (request.what == "export" and isinstance(error, OSError)):
             raise  # a disk that cannot be used is not a client's failure
         return Reason(in_words(error))
 

@@ -337,7 +337,8 @@ def _explaining(folder: Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is None:
             raise
         where = unusable(error, folder) if isinstance(error, OSError) else str(error)
-        run = folder.parent if folder.name == ALONE else folder
+        is_alone = folder.name == ALONE and (folder.parent / "experiment.yaml").exists()
+        run = folder.parent if is_alone else folder
         again = ranks.command(f"run --resume {run}")
         advice = f" Fix that, then go on with `{again}`; what was written before is whole."
         raise FedstillError(where + (advice if (run / "experiment.yaml").exists() else "")) from error

@@ -164,7 +164,7 @@ def _finish(
             outcomes[folder] = kept.get(folder) or failures[folder]
         elif Record(folder).is_finished:
             outcomes[folder] = load_runs([folder])[0]
-    reasons = reasons_of(grid.runs, failures)
+    reasons = reasons_of(grid.runs, {folder: each for folder, each in outcomes.items() if isinstance(each, str)})
     left = len(grid.runs) - len(outcomes)
     if left:
         say(f"{grid.recipe.paper}: {counted(left, 'run')} of {len(grid.runs)} not begun; the same command goes on.")

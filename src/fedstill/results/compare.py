@@ -313,7 +313,10 @@ def _gathered(notes: Sequence[str]) -> list[str]:
     by_round: dict[int, list[str]] = {}
     for name, round in sorted(found, key=lambda each: each[1]):
         by_round.setdefault(round, []).append(name)
-    told = [f"{counted(len(each), 'model')} after round {round} ({listed(each)})" for round, each in by_round.items()]
+    told = [
+        f"{counted(len(each), 'model')}{f' after round {round}' if round else ''} ({listed(each)})"
+        for round, each in by_round.items()
+    ]
     others = [note for note in notes if fallen(note) is None]
     return [*others, f"one class was predicted for nearly all test rows: by {', '.join(told)}."]
 

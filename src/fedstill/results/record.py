@@ -61,7 +61,7 @@ class Record:
         except ValueError as error:
             raise FedstillError(
                 f"{self.folder / 'summary.json'} cannot be read ({error}). Remove it; then `fedstill run --resume "
-                f"{self.folder}` writes it again."
+                f"{self.folder}` writes it again, from the last checkpoint if there is one, else by training again."
             ) from error
 
     def _why_unfinished(self) -> str:
@@ -269,6 +269,7 @@ def write_summary(
         "members": [asdict(member) for member in found],
         "alone_rounds": rounds_alone,
         "verdict": verdict(found, why, _than(rounds_alone, rounds), failed) if found else None,
+        "faults": failed,
         "cautions": record.cautions,
         "best_on_validation": _best_on_validation(measured, plan.metrics[0]),
         "notes": [f"{note} ({times}x)" if times > 1 else note for note, times in noted.items()],

@@ -184,8 +184,8 @@ def load_run(folder: Path, so_far: Mapping[str, Any] | None = None) -> Run:
         problem = f"has no {error}"
     except (ValueError, TypeError, AttributeError) as error:
         problem = f"cannot be read ({error})"
-    again = f"leave this folder out, or remove the file: `fedstill run --resume {path.parent}` writes it again"
-    raise FedstillError(f"{path} {problem}: {again}.")
+    again = f"`fedstill run --resume {path.parent}` writes it again, from the last checkpoint if there is one, else by "
+    raise FedstillError(f"{path} {problem}: leave this folder out, or remove the file; {again}training again.")
 
 
 def _known(metrics: Sequence[str]) -> tuple[str, ...]:

@@ -113,7 +113,7 @@ def sheet(name: str, given: Given) -> Sheet:
 def _note(outcomes: Outcomes, panels: Panels) -> str:
     """How many runs it is made from, and what a band is."""
     runs = [run for run in outcomes.values() if isinstance(run, Run)]
-    seeds = Counter(run.name for run in runs).values()
+    seeds = Counter((name, method) for name, method, _ in {(run.name, run.method, run.seed) for run in runs}).values()
     most = max(seeds, default=0)
     is_spread = most > 1 and not any(isinstance(panel, Heat) for panel in panels)
     band = "; band or whisker: their standard deviation" if is_spread else ""
