@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 import pytest
 from rich.console import Console
 
+from fedstill.papers.domains import other_domains
 from fedstill.papers.grid import Grid
 from fedstill.papers.side_by_side import (
     Outcomes,
@@ -21,7 +22,7 @@ from fedstill.papers.side_by_side import (
     score,
     side_by_side,
 )
-from fedstill.results.runs import load_runs
+from fedstill.results.runs import Run, load_runs
 from tests.papers.tiny import TINY, tiny_grid
 from tests.results.conftest import write_run
 
@@ -152,3 +153,18 @@ def test_a_column_of_bytes_has_the_sum_of_both_directions(tmp_path: Path) -> Non
     everything = json.loads((tmp_path / "few-everything" / "seed-0" / "summary.json").read_text())["bytes"]
     cell = side_by_side(grid, outcomes).groups[0][1][0][2]
     assert cell.endswith(f"| {everything['up'] + everything['down']:,}")
+
+
+def test_domains_that_the_paper_does_not_have_get_a_table_of_their_own(tmp_path: Path) -> None:
+    grid, outcomes = finished_grid(tmp_path)  # measured on sports, which a column shows, and on companies
+    table = other_domains(grid, outcomes)
+    assert table is not None
+    assert table.headings == ("method", "companies")
+    ((name, rows),) = table.groups
+    assert name == "few"
+    assert [row[0] for row in rows] == ["Everything (here: Centralized)", "FedAvg (here: LogitAvg)"]
+    ended = [each for each in outcomes.values() if isinstance(each, Run)]
+    scores = [each.server["test/companies"]["f1"] for each in ended if each.server and each.method == "Centralized"]
+    assert rows[0][1] == f"{100 * fmean(scores):.1f} ± {100 * stdev(scores):.1f} (2)"
+    shown = TINY.replace("[[test/books, f1]]", "[[test/sports, f1], [test/companies, f1]]")
+    assert other_domains(*finished_grid(tmp_path / "all", shown)) is None

@@ -25,6 +25,7 @@ from fedstill.engines.stopping import stopping_on_sigterm
 from fedstill.papers import curves as drawing
 from fedstill.papers.borrowing import borrow, experiments_of
 from fedstill.papers.communication import communication
+from fedstill.papers.domains import other_domains
 from fedstill.papers.evidence import Evidence, already_kept, keep, origins, recall
 from fedstill.papers.grid import Grid, GridRun, selected
 from fedstill.papers.kept import KeptRun
@@ -229,7 +230,7 @@ def _present(grid: Grid, outcomes: Outcomes, console: Console, page: _Page) -> b
             "": [*how_to_read(grid), *settings(grid, outcomes)],
             "Who is first, and what the difference is worth": orderings(grid, outcomes),
         }
-    tables = [table]
+    tables = [table, *([others] if (others := other_domains(grid, outcomes)) else [])]
     if grid.recipe.table == "curves":
         shown, parts["Curves"] = _curves(grid, outcomes, page.picture)
         tables += [shown, *([blend] if (blend := drawing.weights_by_round(grid, outcomes)) else [])]

@@ -117,11 +117,11 @@ def _ours(grid: Grid, outcomes: Outcomes, group: str, row: str, column: str) -> 
     if spec.sent:
         return f"{fmean(sent(other) / sent(run) for run, other in pairs):.1f}x" if pairs else MISSING
     if spec.against is None:
-        shown = [_spread(complete(score(run, *what) for run in runs)) for what in spec.shows]
+        shown = [spread(complete(score(run, *what) for run in runs)) for what in spec.shows]
     elif spec.against == row:
         shown = [MISSING]
     else:
-        shown = [_spread(_gains(pairs, *what), sign="+") for what in spec.shows]
+        shown = [spread(_gains(pairs, *what), sign="+") for what in spec.shows]
     if set(shown) == {MISSING}:  # this is not measured for this method
         return MISSING
     lost = len(planned) - len(runs)
@@ -139,7 +139,7 @@ def _gains(pairs: Sequence[tuple[Run, Run]], split: str, metric: str) -> list[fl
     return [own - other for own, other in zip(ours, theirs, strict=False)]
 
 
-def _spread(values: Sequence[float], sign: str = "") -> str:
+def spread(values: Sequence[float], sign: str = "") -> str:
     """Mean, sample standard deviation and, from three seeds on, the 95% interval of the mean, in points."""
     if not values:
         return MISSING
