@@ -14,7 +14,7 @@ def other_domains(grid: Grid, outcomes: Outcomes) -> SideBySide | None:
     """The scores on every domain that no column shows; None if there is none, or the table is not by domain."""
     shown = [what for column in grid.recipe.columns.values() for what in column.shows]
     by_domain = [(split, metric) for split, metric in shown if split.partition("/")[0] in WHOLE and "/" in split]
-    if not by_domain:
+    if not by_domain or any(run.experiment.partition.kind != "domain" for run in grid.runs):
         return None
     whole, metric = by_domain[0][0].partition("/")[0], by_domain[0][1]
     ended = finished(grid.runs, outcomes)
