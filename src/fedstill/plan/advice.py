@@ -101,7 +101,7 @@ CASES = (
                 "votes, weighted by rows; a little behind DSFL with pretrained models, far behind with small ones",
                 MIXED,
             ),
-            Try("FedDRS", "the average, refined on made-up samples, which gained nothing with several tasks", TASKS),
+            Try("FedDRS", "the average, refined on made-up samples, which gained little with several tasks", TASKS),
             Try("FedSND", "clients distil themselves, and each other on noise; behind FedAvg on uneven labels", TEXTS),
             Try("FedOpt", "the average as a step of the server's own optimiser, whose rate must be tuned", BASELINES),
             Try("CFD", "predictions in one bit a class", BASELINES),
