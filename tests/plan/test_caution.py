@@ -40,3 +40,15 @@ def test_tiny_clients_and_public_rows_unlike_their_own_are_named():
     tiny, far = cautions(make("AdaFD"), clients)
     assert str(tiny).startswith("fewer than 50 training rows at c0, c1:")
     assert str(far).startswith("public rows unlike those of c4:")
+
+
+def test_public_rows_unlike_most_clients_own_harm_whoever_loses():
+    def far(many):
+        (caution,) = cautions(
+            make("AdaFD"), {f"c{number}": Hello(99, unlike=float(number < many)) for number in range(4)}
+        )
+        return caution
+
+    assert far(2).cause_for(["c1", "c3"]) == "public rows unlike those of c1"
+    assert far(2).cause_for(["c3"]) == ""
+    assert far(3).cause_for(["c3"]) == "public rows unlike those of c0, c1, c2"

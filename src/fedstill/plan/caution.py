@@ -21,13 +21,15 @@ class Caution:
     cause: str
     advice: str
     clients: tuple[str, ...] = ()
+    hurts_all: bool = False
+    """Whether others suffer by it, too: then it is named whoever lost."""
 
     def __str__(self) -> str:
         return f"{self._about(self.clients)}: {self.advice}"
 
     def cause_for(self, lost: Collection[str]) -> str:
         """The clause for those who lost; empty if it is about others."""
-        own = [name for name in self.clients if name in lost]
+        own = [name for name in self.clients if name in lost or self.hurts_all]
         return self._about(own) if own or not self.clients else ""
 
     def _about(self, names: Sequence[str]) -> str:
@@ -69,6 +71,7 @@ def cautions(method: Algorithm, clients: Mapping[str, Hello]) -> list[Caution]:
                 "words alone tell them apart; opinions about such rows say little, so take public rows from the same "
                 "field.",
                 tuple(far),
+                hurts_all=2 * len(far) > len(clients),  # most opinions then say little
             )
         )
     return found
