@@ -91,6 +91,7 @@ def test_wishes_are_options(here: Path, capsys: pytest.CaptureFixture[str]) -> N
         (["algorithms", "--advise", "shops.yaml", "--bytes", "few"], "--bytes: 'few' is not a size"),
         (["models", "--advise", "shops.yaml"], "advice is about algorithms"),
         (["algorithms", "rounds=2"], "advice is about algorithms"),
+        (["algorithms", "FedAvg"], "by its name alone: fedstill show FedAvg"),
         (["algorithms", "--advise", "shops.yaml", "--from", "runs"], "advice is about algorithms"),
     ],
 )

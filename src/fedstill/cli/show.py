@@ -46,6 +46,8 @@ def show(
 
     console = Console()
     if advise or overrides or most or predictions_only or untrusted:
+        if advise is None and overrides and is_method(overrides[0]):
+            raise FedstillError(f"a method's options are shown by its name alone: fedstill show {overrides[0]}")
         if advise is None or what != "algorithms" or kept or write:
             raise FedstillError(
                 "advice is about algorithms: fedstill show algorithms --advise EXPERIMENT [key=value ...]"
