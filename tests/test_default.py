@@ -23,7 +23,7 @@ def test_what_was_chosen_in_stage_2_is_the_default():
     chosen = make(SCRIPT["CANDIDATES"][2]["training loss, beta 1, / 0.3"])
     default = make("AdaFD")
     assert chosen.weigher == default.weigher
-    later = ("beta", "sharpen", "settling", "linear", "foreign", "wary")
+    later = ("beta", "sharpen", "settling", "linear", "foreign", "wary", "veto")
     same = {item.name for item in fields(Reading) if item.name not in later}
     assert {name: getattr(chosen.how, name) for name in same} == {name: getattr(default.how, name) for name in same}
     assert default.how == READINGS["comparable"]

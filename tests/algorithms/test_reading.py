@@ -12,9 +12,10 @@ import fedstill
 from fedstill.algorithms.adafd import AdaFD
 from fedstill.algorithms.reading import sharpness
 from fedstill.algorithms.weightings import ENWC
-from fedstill.data.examples import Examples, Labelled
+from fedstill.data.examples import NO_ROWS, Examples, Labelled
 from fedstill.data.tokens import TokenStore
 from fedstill.learning.losses import kl
+from fedstill.learning.sign_test import sign_test
 from tests.algorithms.conftest import reviews
 from tests.algorithms.test_adafd import LOSSES, logits_of, paper
 
@@ -93,6 +94,9 @@ def test_a_client_rehearses_its_own_rows_while_it_distils(bench, same):
         torch.testing.assert_close(me.parameters()[name], value, rtol=1e-4, atol=1e-6)
 
 
+REPLY = fedstill.Answer(torch.randn(12, 3, generator=torch.Generator().manual_seed(5)))
+
+
 def answer_of(classes):
     """An answer that names these classes."""
     return fedstill.Answer(torch.eye(3)[torch.tensor(classes)])
@@ -155,10 +159,12 @@ def test_what_is_sharp_already_or_was_never_divided_stays_as_it_is_for_a_linear_
     ],
 )
 def test_after_the_last_answer_a_client_learns_its_own_rows_for_one_epoch(bench, same, method, rate):
-    me = bench.client(train={"epochs": 3})
-    method.settle(me, answer_of([0, 1]))
-    labels = bench.labels[bench.private]
-    same(me, bench.after_one_step(lambda z: torch.nn.functional.cross_entropy(z, labels), bench.private, rate))
+    me, twin = bench.client(train={"epochs": 3}), bench.client(train={"epochs": 3})
+    method.settle(me, REPLY)
+    method.digest(twin, REPLY)
+    if rate:
+        twin.train(settings=twin.spec.train.model_copy(update={"epochs": 1, "rate": rate}))
+    same(me, twin.parameters(), tolerance=0)
 
 
 def test_a_client_is_measured_once_after_its_last_answer_when_it_has_settled(bench):
@@ -167,7 +173,6 @@ def test_a_client_is_measured_once_after_its_last_answer_when_it_has_settled(ben
     for party in (me, twin):
         party.enter(2)
     AdaFD().close(me, answer)
-    AdaFD().digest(twin, answer)
     AdaFD().settle(twin, answer)
     twin.evaluate("distilled", round=1)
     assert me.metrics == twin.metrics
@@ -233,11 +238,54 @@ def test_not_even_the_last_answer_if_it_names_one_class(abroad, same):
 
 
 def test_nothing_of_that_with_the_switch_off_or_where_the_rows_are_alike(abroad, bench, same):
-    for client, method in ((abroad, AdaFD(foreign="alike")), (bench.client, AdaFD())):
+    for client, method, answer in ((abroad, AdaFD(foreign="alike"), ANSWER), (bench.client, AdaFD(), REPLY)):
         me, twin = client(train={"epochs": 3}), client(train={"epochs": 3})
-        method.settle(me, ANSWER)
+        method.settle(me, answer)
+        method.digest(twin, answer)
         twin.train(settings=twin.spec.train.model_copy(update={"epochs": 1}))
         same(me, twin.parameters(), tolerance=0)
+
+
+@pytest.fixture
+def contradicted(bench):
+    """A client that is right about the rows that it held out, and an answer that says otherwise."""
+
+    def client():
+        me = bench.client(train={"epochs": 3}, distill={"epochs": 30})
+        me.train()
+        own = me.data.train
+        right = me.held_out_right().numpy()
+        me.data = replace(me.data, validation=Labelled(own.store, own.rows[right], own.labels[right]))
+        assert right.sum() >= 6
+        return me
+
+    wrong = (bench.labels[bench.public] + 1) % 3
+    return client, fedstill.Answer(100 * torch.eye(3)[wrong])
+
+
+def test_a_client_goes_on_without_the_last_answer_if_it_is_clearly_better_with_its_own_rows_alone(contradicted, same):
+    client, answer = contradicted
+    me, twin, persuaded = client(), client(), client()
+    AdaFD().settle(me, answer)
+    AdaFD(veto=0).settle(persuaded, answer)
+    twin.train()
+    assert sign_test(twin.held_out_right().numpy(), persuaded.held_out_right().numpy()) < 0.2
+    same(me, twin.parameters())  # of other batches, each of all rows
+    assert me.notes == [
+        "books goes on without the last answer: its own rows alone are better for those that it held out."
+    ]
+
+
+def test_it_stays_with_the_answer_where_that_may_be_chance_or_nothing_was_held_out(contradicted, same):
+    client, answer = contradicted
+    persuaded = client()
+    AdaFD(veto=0).settle(persuaded, answer)
+    for veto, held_out in ((1e-9, True), (0.2, False)):
+        me = client()
+        me.data = me.data if held_out else replace(me.data, validation=NO_ROWS)
+        AdaFD(veto=veto).settle(me, answer)
+        same(me, persuaded.parameters(), tolerance=0)
+        assert me.notes == []
 
 
 def test_opinions_on_a_fitted_temperature_and_the_loss_of_the_rows_held_out(bench):

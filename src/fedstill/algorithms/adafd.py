@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import ClassVar, Literal, TypeVar
@@ -30,6 +31,7 @@ from fedstill.data.likeness import UNLIKE
 from fedstill.learning.losses import Distillation, ce, distillation
 from fedstill.learning.phases import PhaseSettings
 from fedstill.learning.scales import centred, fitted_temperature, label_entropy, one_class, unit_spread
+from fedstill.learning.sign_test import sign_test
 from fedstill.parties.client import Client
 from fedstill.parties.party import ONE_CLASS_BLEND
 from fedstill.parties.server import Server
@@ -67,6 +69,7 @@ class AdaFD(Algorithm):
     linear: Apart | None = None
     foreign: Apart | None = None
     wary: bool | None = None
+    veto: NotNegative | None = None
     client_loss: Distillation = "kl"
     temperature: Positive = 1.0
     center_logits: bool = False
@@ -107,10 +110,35 @@ class AdaFD(Algorithm):
         if self._is_foreign(me):
             self._learn_if_it_helps(me, answer)
             return
+        before = me.parameters() if self._may_veto(me, answer) else None
+        right_before = me.held_out_right() if before else None
+        self.digest(me, answer)
         share = LINEAR_SETTLING if self._is_apart(me) else self.how.settling
         if share and not me.is_private:
             train = me.spec.train
             me.train(settings=train.model_copy(update={"epochs": 1, "rate_factor": share * train.rate_factor}))
+        if before is not None and right_before is not None:
+            self._go_on_without(me, before, right_before)
+
+    def _may_veto(self, me: Client, answer: Answer) -> bool:
+        """Whether there are rows to judge by, and something to judge."""
+        has_rows = not me.is_private and len(me.data.validation) > 0
+        return self.how.veto > 0 and has_rows and not self._is_useless(me, answer)
+
+    def _go_on_without(self, me: Client, before: Mapping[str, Tensor], right_before: Tensor) -> None:
+        """Train on own rows from before the answer on, if the rows that it held out are clearly better for that."""
+        right = me.held_out_right()
+        if right_before.sum() <= right.sum():
+            return  # the answer did it no harm there
+        after = me.parameters()
+        me.set_parameters(before)
+        me.train()
+        if sign_test(me.held_out_right().numpy(), right.numpy()) < self.how.veto:
+            me.notes.append(
+                f"{me.name} goes on without the last answer: its own rows alone are better for those that it held out."
+            )
+        else:
+            me.set_parameters(after)
 
     def _learn(self, me: Client, answer: Answer) -> None:
         rehearses = self.how.rehearsal and not self._is_apart(me) and not me.is_private
@@ -261,6 +289,7 @@ class AdaFD(Algorithm):
             "settling": self.settling,
             "foreign": self.foreign == "apart",
             "wary": self.wary,
+            "veto": self.veto,
             "calibrate": self.calibrate,
             "loss: validation": self.loss == "validation",
             "loss_scale": self.loss_scale == "label_entropy",

@@ -83,7 +83,8 @@ class Algorithm:
         """A client learns from an answer."""
 
     def settle(self, me: Client, answer: Any) -> None:
-        """A client learns once more after it has digested the last answer, this one; by default it does not."""
+        """A client takes in the last answer, this one; by default as any other."""
+        self.digest(me, answer)
 
     def opine(self, me: Client) -> Message:
         """A client works and replies."""
@@ -125,9 +126,7 @@ class Algorithm:
     def _digest(self, me: Client, answer: Message | None, is_last: bool = False) -> None:
         if answer is not None:
             with me.timed("digest"):
-                self.digest(me, answer)
-                if is_last:
-                    self.settle(me, answer)
+                self.settle(me, answer) if is_last else self.digest(me, answer)
                 if me.round > 1:  # an answer from before the first round is not a round's result
                     me.evaluate("distilled", round=me.round - 1)
 

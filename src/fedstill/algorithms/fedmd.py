@@ -85,6 +85,7 @@ class FedMD(Algorithm):
             me.distill(answer.logits, distillation(self.client_loss), rows=answer.last.numpy())
 
     def settle(self, me: Client, answer: Consensus) -> None:
+        self.digest(me, answer)
         if not me.is_private:
             me.train()  # the last "revisit"
 

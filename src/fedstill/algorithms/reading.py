@@ -40,6 +40,8 @@ class Reading:
     """`apart`: a client with rows unlike the public ones learns from the last answer only, if that helps it."""
     wary: bool = False
     """Whether clients learn their own rows instead of an answer that names one class for nearly all public rows."""
+    veto: float = 0.0
+    """A client goes on without the last answer if its validation rows are better for that, with p below this."""
 
 
 READINGS = {
@@ -57,6 +59,7 @@ READINGS = {
         linear="apart",
         foreign="apart",
         wary=True,
+        veto=0.2,
     ),
 }
 

@@ -86,3 +86,8 @@ class Client(Party):
         data = self.held_out()
         predicted = self.predict(data).argmax(-1).numpy()
         return scores(data.labels.numpy(), predicted, len(self.model.labels))["f1"]
+
+    def held_out_right(self) -> torch.Tensor:
+        """For every row that it held out, whether its model names the label."""
+        data = self.held_out()
+        return self.predict(data).argmax(-1) == data.labels
