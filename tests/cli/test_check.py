@@ -117,3 +117,22 @@ def test_messy_labels_are_told_before_anything_is_trained(here: Path, capsys: py
     printed = capsys.readouterr().out
     assert "corpus: 240 rows read; no label: 2, rows kept: 238" in printed
     assert "note: corpus: 'Good' (3), 'good'" in printed
+
+
+def test_a_picture_that_cannot_be_written_does_not_keep_the_rest_from_being_said(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "shops-partition.png").mkdir()
+    assert fedstill("check", "shops.yaml") == 0
+    printed = capsys.readouterr().out
+    assert "shops-partition.png cannot be used (Is a directory)." in printed
+    assert printed.rstrip().endswith("Nothing was trained.")
+
+
+def test_without_test_rows_it_is_said_that_nothing_will_be_measured(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fedstill("check", "shops.yaml", "partition.test=0") == 0
+    assert "There are no test rows (partition.test): nothing will be measured" in capsys.readouterr().out
+    assert fedstill("check", "shops.yaml") == 0
+    assert "There are no test rows" not in capsys.readouterr().out

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedstill import Experiment, Local, Record, resume, run
+from fedstill.common.errors import FedstillError
 from fedstill.common.events import Event, Said
 from fedstill.engines.alone import experiment_alone
 from tests.engines.conftest import content
@@ -64,6 +65,14 @@ def test_an_interruption_while_everybody_is_alone_changes_nothing(
     record = resume(tmp_path / "run")
     assert content(record.folder) == content(compared.folder)
     assert record.members == compared.members
+
+
+def test_models_that_the_method_cannot_average_are_refused_before_anybody_works_alone(
+    small: Small, tmp_path: Path
+) -> None:
+    with pytest.raises(FedstillError, match="exchanges parameters, so everybody needs the server's architecture"):
+        run(small(alone="rounds", algorithm="FedAvg", clients="bow", server="textcnn"), tmp_path / "run")
+    assert not (tmp_path / "run" / "alone").exists()
 
 
 def test_more_rounds_are_more_rounds_alone_too(small: Small, compared: Record, tmp_path: Path) -> None:

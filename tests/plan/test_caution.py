@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from fedstill.algorithms import make
 from fedstill.plan.caution import cautions
@@ -42,13 +43,25 @@ def test_tiny_clients_and_public_rows_unlike_their_own_are_named():
     assert str(far).startswith("public rows unlike those of c4:")
 
 
-def test_public_rows_unlike_most_clients_own_harm_whoever_loses():
+def test_public_rows_unlike_half_of_the_clients_own_harm_whoever_loses():
     def far(many):
         (caution,) = cautions(
             make("AdaFD"), {f"c{number}": Hello(99, unlike=float(number < many)) for number in range(4)}
         )
         return caution
 
-    assert far(2).cause_for(["c1", "c3"]) == "public rows unlike those of c1"
-    assert far(2).cause_for(["c3"]) == ""
-    assert far(3).cause_for(["c3"]) == "public rows unlike those of c0, c1, c2"
+    assert far(1).cause_for(["c0", "c3"]) == "public rows unlike those of c0"
+    assert far(1).cause_for(["c3"]) == ""
+    assert far(2).cause_for(["c3"]) == "public rows unlike those of c0, c1"
+
+
+def test_a_single_client_one_label_and_hardly_any_public_rows_are_warned_of():
+    even, one = torch.tensor([60, 40]), torch.tensor([0, 100])
+    clients = {"north": Hello(100, label_counts=even), "south": Hello(100, label_counts=one), "east": Hello(100)}
+    (found,) = cautions(make("AdaFD"), clients, 20)
+    assert found.cause_for(["south"]) == "rows of one label only at south"
+    assert found.cause_for(["north"]) == ""
+    few, alone = cautions(make("AdaFD"), {"north": Hello(100)}, 1)[::-1]
+    assert few.cause == "only 1 public row"
+    assert alone.cause == "there is only one client"
+    assert len(cautions(make("FedAvg"), {"north": Hello(100)}, 0)) == 1

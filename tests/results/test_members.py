@@ -87,6 +87,12 @@ def test_what_failed_is_said_whoever_lost():
     assert verdict([nobody], [], faults=["The server is of no use."]).endswith(
         "points on average. The server is of no use."
     )
+    assert "no cause was found" not in verdict(lost("north"), [], faults=["The server is of no use."])
+
+
+def test_who_was_not_measured_is_named():
+    found = [Member("north", "bow", Score(0.5, 0.6), None), Member("south", "bow", None, None)]
+    assert verdict(found, []).endswith("+10.0 points on average. Not measured, and not counted here: south.")
 
 
 BLEND = (
@@ -101,9 +107,10 @@ def lost(*names):
 
 def test_faults_are_blends_and_a_server_that_name_one_class():
     blends = [{"round": round, "party": "server", "note": BLEND} for round in (1, 3)]
-    nobody = "the blend named one class for nearly all public rows, and nobody learnt from the others."
-    assert faults([], blends, 3) == [f"In 2 of 3 rounds {nobody}"]
-    assert faults([], blends, 2) == [f"In every round {nobody}"]
+    nobody = "the blend named one class for nearly all public rows, and nobody learnt from the others"
+    assert faults([], blends, 3) == [f"In 2 of 3 rounds {nobody}."]
+    own = "what clients gained, more training on their own rows gave them"
+    assert faults([], blends, 2) == [f"In every round {nobody}: {own}."]
     server = {"round": 2, "party": "server", "note": f"server {FALLEN}"}
     learnt = [line("server", round, "distilled", "test", 0.5) for round in (1, 2)]
     assert faults(learnt, [server], 2) == ["The server's model names one class for nearly all test rows."]
@@ -131,9 +138,7 @@ def test_a_client_that_names_one_class_at_the_end_is_a_cause_if_it_lost():
     log = [{"round": round, "party": party, "note": f"{party} {FALLEN}"} for party, round in told.items()]
     end = {"round": 3, "seconds": {"digest": 0.1}}
     everybody = lost("north", "west")
-    assert causes(learnt, [*log, end], MODELS, [], everybody) == ["west came to predict one class for nearly all rows"]
+    assert causes(learnt, [*log, end], MODELS, [], everybody) == ["west names one class for nearly all rows"]
     assert causes(learnt, [*log, end], MODELS, [], everybody[:1]) == []
     in_the_round = [{"round": 2, "party": "north", "note": f"north {FALLEN}"}, {"round": 3, "seconds": {"digest": 0.0}}]
-    assert causes(learnt, in_the_round, MODELS, [], everybody) == [
-        "north came to predict one class for nearly all rows"
-    ]
+    assert causes(learnt, in_the_round, MODELS, [], everybody) == ["north names one class for nearly all rows"]

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import tell_nobody
+from fedstill.common.files import unusable
 from fedstill.common.words import counted
 from fedstill.config.experiment import Experiment
 from fedstill.data.corpus import Corpus
@@ -73,8 +74,12 @@ def report(experiment: Experiment, console: Console, picture: Path | None = None
         if missing and corpus.label_tasks is None:  # with several tasks, a client has only the labels of its own
             said = f"{name} has no {' and no '.join(missing)} among its {len(rows)} training rows."
             console.print(said, style="yellow", markup=False, soft_wrap=True)
-    for caution in cautions(algorithm, hellos):
+    warned = cautions(algorithm, hellos, len(plan.partition.public))
+    for caution in warned:
         console.print(f"caution: {caution}", style="yellow", markup=False, soft_wrap=True)
+    if not any(map(len, (*plan.partition.test.values(), *plan.test_domains.values()))):
+        said = "There are no test rows (partition.test): nothing will be measured, nor said of whether it helped."
+        console.print(said, style="yellow", markup=False, soft_wrap=True)
     for task in plan.tasks:
         rows = np.concatenate([*plan.partition.test.values(), *plan.test_domains.values()])
         if not np.isin(corpus.domain_names.index(task), corpus.domains[rows] if corpus.domains is not None else ()):
@@ -96,7 +101,7 @@ def report(experiment: Experiment, console: Console, picture: Path | None = None
         "public": len(plan.partition.public),
         "rounds": plan.experiment.rounds,
         "seed": plan.experiment.seed,
-        "cautions": [str(caution) for caution in cautions(algorithm, hellos)],
+        "cautions": [str(caution) for caution in warned],
     }
 
 
@@ -109,8 +114,9 @@ def _picture(plan: Plan, corpus: Corpus, console: Console, path: Path | None) ->
         try:
             drawing.save(counts, names, clients, f"{plan.experiment.name}: {corpus.name}", path)
             console.print(f"Picture: {path}", highlight=False, soft_wrap=True, markup=False)
-        except FedstillError as error:  # the printed picture shows the same
-            console.print(str(error), style="yellow", markup=False)
+        except (FedstillError, OSError) as error:  # the printed picture shows the same
+            said = unusable(error, path) if isinstance(error, OSError) else str(error)
+            console.print(said, style="yellow", markup=False, soft_wrap=True)
 
 
 def _party(party: Party, sizes: Sequence[int]) -> dict[str, Any]:
@@ -143,7 +149,7 @@ def _sentences(plan: Plan, cost: str) -> list[str]:
     others = {"labelled at the server": parts.labelled, "unused": parts.unused}
     extra = "".join(f", {len(rows):,} {name}" for name, rows in others.items() if len(rows))
     return [
-        f"{len(parts.public):,} public rows{extra}; labels: {', '.join(plan.labels)}.",
+        f"{counted(len(parts.public), 'public row')}{extra}; labels: {', '.join(plan.labels)}.",
         f"{counted(plan.experiment.rounds, 'round')}, {active} of {counted(len(plan.clients), 'client')} active in "
         f"each, {counted(plan.workers, 'worker')}, seed {plan.experiment.seed}.",
         f"Numbers per round: {cost} (N public samples, C classes, K clients, P parameters){opinion}.",

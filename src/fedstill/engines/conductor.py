@@ -96,7 +96,7 @@ class Conductor:
             self.sizes = dict(after.sizes) if after is not None else {}
             self._admit(self.call("hello", clients=list(self.plan.clients)).messages)
             self.algorithm.admit(self.server)
-            self.cautions = cautions(self.algorithm, self.clients)
+            self.cautions = cautions(self.algorithm, self.clients, len(self.server.data.public))
             for caution in self.cautions if after is None else ():
                 self.books.caution(str(caution))
             for name, kinds in self.faults.liars().items() if after is None else ():

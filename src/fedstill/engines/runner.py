@@ -31,6 +31,7 @@ from fedstill.engines.journal import Journal, held
 from fedstill.engines.ranks import Place
 from fedstill.engines.stopping import stopping_on_sigterm
 from fedstill.engines.table import MakeEngine, maker_of, ranks_at_work
+from fedstill.plan.needs import check_models
 from fedstill.plan.plan import Plan, default_workers
 from fedstill.plan.prepare import changed_keys, prepare
 from fedstill.results.members import ALONE
@@ -65,7 +66,7 @@ def run(
         write_whole(
             folder / "experiment.yaml", experiment.to_yaml().encode()
         )  # last: a folder with this file holds a run
-        _work_alone(experiment, folder, tell)
+        _work_alone(experiment, plan, folder, tell)
         tell(begun(plan, None, _hosts(plan), corpus.counts))
         return conduct(plan, folder, tell, None, make, known_before(experiment, plan, corpus), corpus.counts)
 
@@ -98,7 +99,7 @@ def resume(folder: str | Path, tell: Tell = tell_nobody, rounds: int | None = No
             tell(Noted(sentence))
         if manifest is not None:
             refuse_changes(folder, manifest, plan)
-        _work_alone(experiment, folder, tell)
+        _work_alone(experiment, plan, folder, tell)
         tell(begun(plan, manifest, _hosts(plan), corpus.counts))
         before = [] if manifest is not None else known_before(experiment, plan, corpus)
         remarks = [*before, *((SERVER, remark) for remark in changed_code(folder, experiment))]
@@ -122,12 +123,14 @@ def begin_or_finish(experiment: Experiment, folder: Path, force: bool = False, t
     return Record(folder)
 
 
-def _work_alone(experiment: Experiment, folder: Path, tell: Tell) -> None:
+def _work_alone(experiment: Experiment, plan: Plan, folder: Path, tell: Tell) -> None:
     """Have everybody work alone first, or on from where that was interrupted, if the run is to be compared with it."""
     if (alone := experiment_alone(experiment)) is None:
         return
     place, aside = folder / ALONE, Aside(tell)
     changed = differences(alone, place)
+    if changed is None:
+        check_models(experiment.method, plan)  # nobody shall work alone for hours, and the federation then be refused
     if changed == ["rounds"]:
         resume(place, aside, alone.rounds)
     else:

@@ -6,12 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedstill.algorithms.base import Algorithm
-from fedstill.common.words import listed
+from fedstill.common.words import counted, listed
 from fedstill.data.likeness import UNLIKE
 from fedstill.wire.messages import Hello
 
 TINY = 50
 """A client with fewer training rows learns little that is worth telling."""
+FEW = 20
+"""Fewer public rows tell the clients nothing of each other."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class Caution:
         return f"{self.cause} {listed(names)}" if names else self.cause
 
 
-def cautions(method: Algorithm, clients: Mapping[str, Hello]) -> list[Caution]:
-    """What these clients, with this method, should be warned of."""
+def cautions(method: Algorithm, clients: Mapping[str, Hello], public: int | None = None) -> list[Caution]:
+    """What these clients, with this method and so many public rows, if that is known, should be warned of."""
     found = []
     kinds = sorted({hello.architecture.partition("/")[0] for hello in clients.values()})
     if len({hello.architecture for hello in clients.values()}) > 1 and method.blends_raw_logits:
@@ -64,6 +66,24 @@ def cautions(method: Algorithm, clients: Mapping[str, Hello]) -> list[Caution]:
                 tuple(tiny),
             )
         )
+    if one_label := [name for name, hello in clients.items() if _labels(hello) == 1]:
+        found.append(
+            Caution(
+                "rows of one label only at",
+                "it learns to give that label to everything, and teaches it; give it rows of others, or leave it out.",
+                tuple(one_label),
+            )
+        )
+    if len(clients) == 1:
+        found.append(Caution("there is only one client", "it has nobody to learn from."))
+    if public is not None and public < FEW and "public" in method.requires():
+        found.append(
+            Caution(
+                f"only {counted(public, 'public row')}",
+                "too few to tell each other anything by; set partition.public, or take rows from another corpus "
+                "(`public`).",
+            )
+        )
     if far := [name for name, hello in clients.items() if (hello.unlike or 0) >= UNLIKE]:
         found.append(
             Caution(
@@ -71,7 +91,12 @@ def cautions(method: Algorithm, clients: Mapping[str, Hello]) -> list[Caution]:
                 "words alone tell them apart; opinions about such rows say little, so take public rows from the same "
                 "field.",
                 tuple(far),
-                hurts_all=2 * len(far) > len(clients),  # most opinions then say little
+                hurts_all=2 * len(far) >= len(clients),  # so many opinions then say little
             )
         )
     return found
+
+
+def _labels(hello: Hello) -> int | None:
+    """How many labels a client's training rows have, if it tells."""
+    return None if hello.label_counts is None else int((hello.label_counts > 0).sum())

@@ -7,11 +7,13 @@ from importlib.util import find_spec
 
 from fedstill.algorithms.base import Algorithm
 from fedstill.common.errors import FedstillError
+from fedstill.common.events import tell_nobody
 from fedstill.common.words import listed
 from fedstill.config.experiment import Experiment
 from fedstill.parties.party import PartySpec
 from fedstill.parties.server import Server
 from fedstill.plan.agreement import check_messages, owed
+from fedstill.plan.plan import Plan
 from fedstill.wire.messages import Done, Opinion, Scores
 
 KNOWN_NEEDS = {"public", "labelled", "label_counts", "parameters", "pooled", "openai"}
@@ -59,6 +61,17 @@ def check_privacy(experiment: Experiment, clients: Mapping[str, PartySpec], publ
         raise FedstillError(
             "privacy: a private head teaches the model on public samples: set partition.public above 0."
         )
+
+
+def check_models(algorithm: Algorithm, plan: Plan) -> None:
+    """Refuse models that the method cannot work with, before anybody trains."""
+    if not algorithm.has_server_model:
+        return
+    server = plan.make_server(tell_nobody)
+    algorithm.admit(server)
+    if "parameters" in algorithm.requires():
+        kinds = {name: plan.make_client(name, tell_nobody).kind.architecture for name in plan.clients}
+        same_architecture(algorithm, server, kinds)
 
 
 def same_architecture(algorithm: Algorithm, server: Server, architectures: Mapping[str, str]) -> None:

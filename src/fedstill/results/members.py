@@ -138,9 +138,12 @@ def verdict(found: Sequence[Member], causes: Sequence[str], than: str = "alone",
     if elsewhere:
         many = sum(member.lost_elsewhere for member in found)
         said += f" On everybody's rows {many}{' more' if worse else ''} lost more than a point ({elsewhere})."
-    if worse or elsewhere:
-        why = "; ".join(causes) if causes else "no cause was found: compare with algorithm=DSFL and algorithm=Local"
-        said += f" Why: {why}."
+    if (worse or elsewhere) and causes:
+        said += f" Why: {'; '.join(causes)}."
+    elif (worse or elsewhere) and not faults:
+        said += " Why: no cause was found; `fedstill show algorithms --advise` says which other methods to try."
+    if unknown := [member.name for member in found if member.score is None]:
+        said += f" Not measured, and not counted here: {listed(unknown)}."
     return " ".join([said, *faults])
 
 
@@ -183,7 +186,8 @@ def causes(
     """
     lost = [member.name for member in found if member.is_worse_off or member.lost_elsewhere]
     fallen = [name for name in _fallen(metrics, log) if name in lost]
-    clauses = [f"{listed(fallen)} came to predict one class for nearly all rows"] if fallen else []
+    verb = "names" if len(fallen) == 1 else "name"
+    clauses = [f"{listed(fallen)} {verb} one class for nearly all rows"] if fallen else []
     if shares := [line["values"] for line in metrics if line.get("observation") == "weights"]:
         clauses += _weighty({name: fmean(each.get(name, 0.0) for each in shares) for name in models}, models)
     return [*clauses, *(clause for caution in standing if (clause := caution.cause_for(lost)))]
@@ -194,9 +198,9 @@ def faults(metrics: Sequence[Measurement], log: Sequence[Measurement], rounds: i
     sentences = []
     if useless := {line["round"] for line in log if line.get("note", "").startswith(ONE_CLASS_BLEND)}:
         when = "every round" if len(useless) == rounds else f"{len(useless)} of {rounds} rounds"
-        sentences.append(
-            f"In {when} the blend named one class for nearly all public rows, and nobody learnt from the others."
-        )
+        nobody = "the blend named one class for nearly all public rows, and nobody learnt from the others"
+        instead = ": what clients gained, more training on their own rows gave them" if len(useless) == rounds else ""
+        sentences.append(f"In {when} {nobody}{instead}.")
     if SERVER in _fallen(metrics, log):
         sentences.append("The server's model names one class for nearly all test rows.")
     return sentences
