@@ -29,7 +29,6 @@ from default_stages import (  # noqa: E402
     CANDIDATES,
     CHANCES_FROM,
     EPOCHS,
-    FRESH,
     HEAD,
     LOCAL,
     MANY_FROM,
@@ -38,6 +37,7 @@ from default_stages import (  # noqa: E402
     SAID,
     SINGLY,
     TOGETHER,
+    VETO,
     WHERE,
     federations,
 )
@@ -126,7 +126,7 @@ def _page(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"| {name} | {found.shown} | {found.every:.1f} | {server} | {total} |"
         if stage >= CHANCES_FROM:
             yield from ["", *(f"- {name}: {losses(own, name, where)}" for name in _names(own))]
-        if stage in (3, 5, *range(7, FRESH + 1)):
+        if stage in (3, 5, *range(7, VETO + 1)):
             yield from _by_federation(own, where)
         if stage == SINGLY:
             yield from _servers(own, where)
