@@ -13,8 +13,9 @@ import numpy as np
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.rows import Rows
-from fedstill.common.words import counted, listed
+from fedstill.common.words import counted, listed, ranged
 from fedstill.learning.metrics import METRICS
+from fedstill.results.lengths import unequal_lengths
 from fedstill.results.notes import fallen
 from fedstill.results.runs import Run, Runs, Unpaired, complete, load_runs, predictions
 from fedstill.results.significance import FEWEST_SEEDS, RESAMPLES, Bootstrap, paired_bootstrap, paired_over_seeds
@@ -116,7 +117,7 @@ def compare(runs: Sequence[Run], against: str | None = None, resamples: int = RE
     domains = _domain_order(runs)
     rows = {method: _row(method, group, domains) for method, group in methods.items()}
     reference = _named(against, methods) if against is not None else _best_baseline(rows)
-    notes = _notes_on_methods(methods)
+    notes = [*unequal_lengths(methods), *_notes_on_methods(methods)]
     if reference is not None:
         for method, group in methods.items():
             if method != reference:
@@ -276,11 +277,11 @@ def _note_on_tests(
     tests = []
     if any(difference.p_seeds is not None for difference in differences):
         seeds = (len(difference.seeds) for difference in differences if difference.p_seeds is not None)
-        tests.append(f"paired t-test over {_range(seeds)} seeds")
+        tests.append(f"paired t-test over {ranged(seeds)} seeds")
     else:
         tests.append(f"no t-test over seeds, which needs {FEWEST_SEEDS}")
     if test_rows := [count for difference in differences for count in difference.test_rows]:
-        tests.append(f"paired bootstrap over {_range(test_rows)} test rows per seed, {resamples:,} resamples")
+        tests.append(f"paired bootstrap over {ranged(test_rows)} test rows per seed, {resamples:,} resamples")
     best = ", the best baseline here" if is_best else ""
     return f"{scores}; differences to {reference}{best}, with p: {'; '.join(tests)}."
 
@@ -345,8 +346,3 @@ def _mean_or_lowest(row: MethodRow) -> float:
 
 def _is_upper_bound(entry: MethodRow | Run) -> bool:
     return entry.role == "upper bound"
-
-
-def _range(numbers: Iterable[int]) -> str:
-    every = sorted(set(numbers))
-    return str(every[0]) if len(every) == 1 else f"{every[0]} to {every[-1]}"

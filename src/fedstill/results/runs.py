@@ -43,6 +43,8 @@ class Run:
     test_fingerprint: str
     metrics: tuple[str, ...] = ("f1",)
     notes: tuple[str, ...] = ()
+    rounds: int | None = None
+    """None where the summary does not say."""
 
     @property
     def metric(self) -> str:
@@ -179,6 +181,7 @@ def load_run(folder: Path, so_far: Mapping[str, Any] | None = None) -> Run:
             seconds=float(summary["seconds"]),
             test_fingerprint=summary["test_fingerprint"],
             metrics=_known(summary.get("metrics") or ["f1"]),
+            rounds=int(summary["rounds"]) if "rounds" in summary else None,
         )
     except KeyError as error:
         problem = f"has no {error}"
