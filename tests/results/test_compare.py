@@ -166,10 +166,23 @@ def test_a_note_of_an_earlier_revision_names_no_round(tmp_path):
 
 def test_without_a_baseline_there_are_no_differences(tmp_path):
     write_run(tmp_path, "AdaFD")
+    write_run(tmp_path, "FedID")
     comparison = compare(load_runs([tmp_path]))
     assert comparison.against is None
     assert "No baseline among these runs" in comparison.notes[0]
     assert "vs" not in text_of(comparison).split("\n")[0]
+
+
+@pytest.mark.parametrize("against", [None, "DSFL"])
+def test_a_method_alone_is_not_compared_with_itself(tmp_path, against):
+    for seed in range(3):
+        write_run(tmp_path, "DSFL", seed)
+    comparison = compare(load_runs([tmp_path]), against)
+    assert comparison.against is None
+    assert "vs DSFL" not in text_of(comparison)
+    assert comparison.notes[0].endswith("over seeds. No other method among these runs, so no differences.")
+    with pytest.raises(FedstillError, match="no run of 'FedAvg'"):
+        compare(load_runs([tmp_path]), "FedAvg")
 
 
 @pytest.mark.parametrize("against", ["fedmd W/ mean", "FEDMD", "tweets-fedmd-w-mean"])
@@ -228,6 +241,15 @@ def test_seeds_with_different_test_rows_are_not_paired(tmp_path):
     comparison = compare(load_runs([tmp_path]))
     assert row_of(comparison, "AdaFD").difference is None
     assert "AdaFD against FedAvg: the test rows differ for seed 0, which cannot be paired." in comparison.notes
+
+
+def test_without_any_pair_no_test_is_said_to_lack_seeds(tmp_path):
+    for seed in range(3):
+        write_run(tmp_path, "AdaFD", seed, test_fingerprint="other")
+        write_run(tmp_path, "FedAvg", seed)
+    notes = compare(load_runs([tmp_path])).notes
+    assert notes[0].endswith("No differences to FedAvg, as told below.")
+    assert "AdaFD against FedAvg: the test rows differ for seed 0, 1, 2, which cannot be paired." in notes
 
 
 def test_without_stored_predictions_there_is_a_difference_but_no_bootstrap(tmp_path):

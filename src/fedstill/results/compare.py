@@ -117,6 +117,8 @@ def compare(runs: Sequence[Run], against: str | None = None, resamples: int = RE
     domains = _domain_order(runs)
     rows = {method: _row(method, group, domains) for method, group in methods.items()}
     reference = _named(against, methods) if against is not None else _best_baseline(rows)
+    if len(methods) == 1:
+        reference = None  # nothing differs from it
     notes = [*unequal_lengths(methods), *_notes_on_methods(methods)]
     if reference is not None:
         for method, group in methods.items():
@@ -125,7 +127,7 @@ def compare(runs: Sequence[Run], against: str | None = None, resamples: int = RE
                 rows[method] = replace(rows[method], difference=found)
                 notes += [f"{method} against {reference}: {remark}" for remark in remarks]
     notes.insert(
-        0, _note_on_tests(METRICS[runs[0].metric].caption, rows.values(), reference, against is None, resamples)
+        0, _note_on_tests(METRICS[runs[0].metric].caption, list(rows.values()), reference, against is None, resamples)
     )
     if isinstance(runs, Runs):
         notes += [f"Left out: {folder} is not finished (no summary.json)." for folder in runs.skipped]
@@ -268,12 +270,14 @@ def _bootstrap(pairs: Sequence[tuple[Run, Run]], resamples: int) -> tuple[Bootst
 
 
 def _note_on_tests(
-    caption: str, rows: Iterable[MethodRow], reference: str | None, is_best: bool, resamples: int
+    caption: str, rows: Sequence[MethodRow], reference: str | None, is_best: bool, resamples: int
 ) -> str:
     scores = f"{caption} after the last round, mean ± sample standard deviation over seeds"
     if reference is None:
-        return f"{scores}. No baseline among these runs, so no differences."
+        return f"{scores}. No {'other method' if len(rows) == 1 else 'baseline'} among these runs, so no differences."
     differences = [row.difference for row in rows if row.difference is not None]
+    if not differences:
+        return f"{scores}. No differences to {reference}, as told below."
     tests = []
     if any(difference.p_seeds is not None for difference in differences):
         seeds = (len(difference.seeds) for difference in differences if difference.p_seeds is not None)
