@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill.common.files import FileReference, file_name, replacing, unusable, write_whole
+from fedstill.common.errors import FedstillError
+from fedstill.common.files import (
+    FileReference,
+    file_name,
+    follow_umask,
+    refuse_unreadable,
+    replacing,
+    unusable,
+    write_whole,
+)
+from tests.strangers import common_folder, unreadable
 
 
 def test_a_file_is_written_and_replaced_with_its_folders(tmp_path):
@@ -55,6 +65,33 @@ def test_a_file_that_cannot_be_written_is_named_and_other_faults_keep_their_word
         with pytest.raises(OSError, match=r"full|lost|space") as failed, replacing(tmp_path / "state.bin"):
             raise raised
         assert words in unusable(failed.value)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_files_get_the_mode_that_the_umask_gives_new_ones(tmp_path, umask, mode):
+    paths = [tmp_path / "closed", tmp_path / "open"]
+    for path, mode_before in zip(paths, (0o600, 0o666), strict=True):
+        path.write_text("kept")
+        path.chmod(mode_before)
+    before = os.umask(umask)
+    try:
+        follow_umask(paths)
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in paths] == [mode, mode]
+    assert sorted(os.listdir(tmp_path)) == ["closed", "open"]
+    assert {path.read_text() for path in paths} == {"kept"}
+
+
+def test_a_file_of_somebody_else_is_said_to_be_unreadable_and_its_owner_what_to_do():
+    with common_folder() as folder:
+        path = folder / "model of books.safetensors"
+        path.write_bytes(b"weights")
+        with unreadable(path), pytest.raises(FedstillError) as refused:
+            refuse_unreadable([path])
+        allow = f"its owner can let others read it: chmod a+r '{path}'"
+        assert str(refused.value) == f"{path} cannot be read (Permission denied); {allow}."
+        refuse_unreadable([path])
 
 
 def test_a_reference_reads_what_was_written(tmp_path):

@@ -194,6 +194,17 @@ def test_models_that_never_learnt_are_not_saved(small: Small, tmp_path: Path) ->
     assert [path.name for path in (record.folder / "predictions").iterdir()] == ["server.safetensors"]
 
 
+def test_models_and_predictions_can_be_read_by_whom_the_umask_allows(small: Small, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        record = run(small(rounds=1), tmp_path / "run")
+    finally:
+        os.umask(before)
+    weights = [*record.folder.glob("models/*/*"), *record.folder.glob("predictions/*")]
+    assert {path.name for path in weights} >= {"model.safetensors", "server.safetensors", "garden.safetensors"}
+    assert {path.stat().st_mode & 0o777 for path in weights} == {0o640}
+
+
 @pytest.mark.parametrize("name", ["used [/old] & new", "../up", ".hidden", "a b/c"])
 def test_odd_domain_names_are_only_names(small: Small, reviews: Path, tmp_path: Path, name: str) -> None:
     from rich.console import Console

@@ -97,6 +97,7 @@ def test_a_saved_adapter_is_read_by_us_and_by_peft(tmp_path: Path) -> None:
 
     model = shaken(make(rank=4, alpha=4, dropout=0.1))
     model.save(tmp_path)
+    assert len({file.stat().st_mode for file in tmp_path.iterdir()}) == 1  # also that of the weights
     loaded = load_model(tmp_path)
     assert (loaded.spec, loaded.labels) == (model.spec, model.labels)
     assert (loaded.predict(TEXTS).probabilities == model.predict(TEXTS).probabilities).all()

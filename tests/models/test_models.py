@@ -1,4 +1,5 @@
 import json
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -359,6 +360,21 @@ def test_a_classifier_of_other_labels_gets_a_new_head(tmp_path):
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(FedstillError, match="holds no model"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("spec", [{"name": "textcnn"}, {"name": "bert-tiny"}], ids=lambda spec: spec["name"])
+def test_weights_can_be_read_by_whom_the_umask_allows_and_others_are_told(spec, tmp_path):
+    before = os.umask(0o022)
+    try:
+        make(**spec).save(tmp_path)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o644}
+    weights = tmp_path / "model.safetensors"
+    weights.unlink()
+    weights.symlink_to(weights)  # unreadable even for root
+    with pytest.raises(FedstillError, match=r"model\.safetensors cannot be read \(Too many levels of symbolic links\)"):
         load(tmp_path)
 
 

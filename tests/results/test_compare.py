@@ -12,8 +12,10 @@ from fedstill.common.events import Begun, Measured, RoundDone
 from fedstill.learning.metrics import METRICS, Metric, scores
 from fedstill.results.compare import compare, load_runs, to_dict
 from fedstill.results.progress import Progress
+from fedstill.results.runs import Unpaired, predictions
 from fedstill.results.table import render
 from tests.results.conftest import CLIENTS, pooled_test, write_run
+from tests.strangers import common_folder, unreadable
 
 
 def stored(folder):
@@ -273,6 +275,17 @@ def test_predictions_for_other_rows_or_damaged_are_not_bootstrapped(tmp_path):
     notes = "\n".join(compare(load_runs([tmp_path])).notes)
     assert "hold predictions for different rows" in notes
     assert "server.safetensors cannot be read" in notes
+
+
+def test_predictions_of_somebody_else_are_said_to_be_unreadable():
+    with common_folder() as folder:
+        (run,) = load_runs([write_run(folder, "AdaFD")])
+        with (
+            unreadable(run.folder / "predictions" / "server.safetensors"),
+            pytest.raises(Unpaired, match=r"server.safetensors cannot be read \(Permission denied\)"),
+        ):
+            predictions(run)
+        assert predictions(run)[0].shape == (2, 120)
 
 
 @pytest.mark.parametrize(("key", "value"), [("labels", ["no", "yes"]), ("clients", ["books", "dvd"])])

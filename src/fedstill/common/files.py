@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
+import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +66,30 @@ def replacing(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             scratch.unlink(missing_ok=True)
         raise
+
+
+def follow_umask(files: Iterable[Path]) -> None:
+    """Give files the mode of any new file beside them: safetensors 0.8 lets only the owner read its files."""
+    for path in files:
+        probe = path.with_name(f".mode-{os.getpid()}-{threading.get_ident()}")
+        try:
+            probe.touch()  # the umask itself can be read only by changing it, for all threads
+            mode = stat.S_IMODE(probe.stat().st_mode)
+        finally:
+            probe.unlink(missing_ok=True)
+        if stat.S_IMODE(path.stat().st_mode) != mode:
+            path.chmod(mode)
+
+
+def refuse_unreadable(files: Iterable[Path]) -> None:
+    """Raise an error for a file that is there and cannot be opened: safetensors says that there is none."""
+    for path in files:
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            allow = f"; its owner can let others read it: chmod a+r {shlex.quote(str(path))}"
+            hint = allow if isinstance(error, PermissionError) else ""
+            raise FedstillError(f"{path} cannot be read ({error.strerror}){hint}.") from error
 
 
 @contextmanager

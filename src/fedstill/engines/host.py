@@ -17,7 +17,7 @@ from safetensors.torch import load, save, save_file
 
 from fedstill.common.errors import FedstillError
 from fedstill.common.events import Rested, Tell
-from fedstill.common.files import MODELS, FileReference, file_name, write_whole
+from fedstill.common.files import MODELS, FileReference, file_name, follow_umask, write_whole
 from fedstill.common.traces import keep_trace
 from fedstill.engines.checkpoint import folder_of
 from fedstill.engines.hosting import Request
@@ -277,6 +277,7 @@ def export(party: Party, run: Path) -> None:
         "predicted": torch.from_numpy(evaluation.decide(party.scored())[rows]),
         "logits": party.scored()[rows].contiguous(),
     }
-    folder = run / "predictions"
-    folder.mkdir(exist_ok=True)
-    save_file(tensors, folder / f"{file_name(party.name)}.safetensors")
+    path = run / "predictions" / f"{file_name(party.name)}.safetensors"
+    path.parent.mkdir(exist_ok=True)
+    save_file(tensors, path)
+    follow_umask([path])

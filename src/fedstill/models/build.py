@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedstill.common.errors import FedstillError
+from fedstill.common.files import refuse_unreadable
 from fedstill.common.trust import trusting
 from fedstill.data.tokens import Tokenizer
 from fedstill.models import lora as adapters
@@ -62,6 +63,7 @@ def load(folder: str | Path, trust_code: bool = False) -> Model:
                 f"{folder} holds no model: a run's models are in RUN/models/server and RUN/models/<client>."
             )
         return read_transformer(folder, ModelSpec(name=str(folder)), layers=None, labels=None)
+    refuse_unreadable(folder.glob("*.safetensors"))
     about = json.loads((folder / MARKER).read_text())
     if "base" in about:
         return _load_adapter(folder, about)

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from fedstill.common.files import follow_umask
 from fedstill.data.tokens import Tokenizer
 from fedstill.learning.losses import Loss, ce
 from fedstill.models import lora as adapters
@@ -111,6 +112,7 @@ class Model:
         else:
             with quiet():
                 self.module.save_pretrained(folder)  # type: ignore[operator]
+        follow_umask(folder.glob("*.safetensors"))
 
     def _mark(self, folder: Path, **more: object) -> None:
         about = {"spec": self.spec.model_dump(), "labels": self.labels, **more}

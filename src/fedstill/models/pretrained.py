@@ -15,6 +15,7 @@ from safetensors import safe_open
 from torch import nn
 
 from fedstill.common.errors import FedstillError
+from fedstill.common.files import refuse_unreadable
 from fedstill.common.plugins import nearest
 from fedstill.data.artefacts import fetch
 from fedstill.learning.losses import ce, likelihood
@@ -138,6 +139,7 @@ def read_transformer(folder: Path, spec: ModelSpec, layers: int | None, labels: 
     """A model as transformers reads it, with its first `layers`, and a new head for `labels`, unless they are None."""
     from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
 
+    refuse_unreadable(folder.glob("*.safetensors"))
     names = {} if labels is None else {"id2label": dict(enumerate(labels))}
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **names)

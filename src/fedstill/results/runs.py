@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from fedstill.common.errors import FedstillError
-from fedstill.common.files import file_name
+from fedstill.common.files import file_name, refuse_unreadable
 from fedstill.learning.metrics import METRICS, Integers
 
 POOLED = "test"
@@ -122,6 +122,10 @@ def predictions(run: Run) -> tuple[Integers, list[Integers]]:
         path = run.folder / "predictions" / f"{file_name(party)}.safetensors"
         if not path.is_file():
             raise Unpaired(f"{path} is missing")
+        try:
+            refuse_unreadable([path])
+        except FedstillError as error:
+            raise Unpaired(str(error).rstrip(".")) from error
         try:
             stored = load_file(path)
             rows, labels, answers = stored["rows"], stored["labels"], stored["predicted"]
