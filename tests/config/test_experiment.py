@@ -211,6 +211,17 @@ def test_a_client_without_a_model_is_named():
             "corpus:\n  path: a.csv\n  lable: stars\n",
             "x.yaml:3: unknown key 'corpus.lable'; did you mean 'label'?",
         ),
+        (
+            "public:\n  path: new.csv\n  text: [title, body]\n  label: null\n",
+            "x.yaml:4: public.label: input should be a valid string.",
+        ),
+        ("public:\n  path: new.csv\n  lable: x\n", "x.yaml:3: unknown key 'public.lable'; did you mean 'label'?"),
+        ("public:\n  path: new.csv\n  row: 5\n", "x.yaml:3: unknown key 'public.row'; did you mean 'rows'?"),
+        (
+            "public:\n  rows: 5\n  corpus:\n    path: new.csv\n    label: 3\n",
+            "x.yaml:5: public.corpus.label: input should be a valid string (given: 3).",
+        ),
+        ("public: {rows: 5}", "x.yaml:1: public: a corpus needs a `name:` or a `path:`."),
         ("rounds: 0", "x.yaml:1: rounds: input should be greater than or equal to 1 (given: 0)."),
         ("seed: 1\nrounds: three", "x.yaml:2: rounds: input should be a valid integer"),
         ("participation: 1.5", "x.yaml:1: participation: input should be less than or equal to 1 (given: 1.5)."),
@@ -358,3 +369,8 @@ def test_a_changed_experiment_is_checked_and_keeps_the_rest():
     assert first.changed(rounds=2) == Experiment(rounds=2, train={"epochs": 2})
     with pytest.raises(FedstillError, match="rounds"):
         first.changed(rounds=0)
+
+
+def test_a_program_is_told_the_key_of_public_that_it_gave():
+    with pytest.raises(FedstillError, match=r"^Experiment: public\.label: input should be a valid string\.$"):
+        Experiment(public={"path": "new.csv", "text": ["title", "body"], "label": None})

@@ -121,7 +121,7 @@ class Experiment(Settings):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise FedstillError(sentences(error, Experiment, lambda path: "Experiment")) from error
+            raise FedstillError(sentences(error, Experiment, lambda path: "Experiment", values)) from error
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # files are validated without it
 

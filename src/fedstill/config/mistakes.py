@@ -34,25 +34,35 @@ def read_settings(source: Source, kind: type[S]) -> S:
     except Misplaced as error:
         raise FedstillError(f"{source.place(error.path)}: {error}") from error
     except ValidationError as error:
-        raise FedstillError(sentences(error, kind, source.place)) from error
+        raise FedstillError(sentences(error, kind, source.place, source.values)) from error
 
 
-def sentences(error: ValidationError, kind: type[Settings], place: Place) -> str:
-    """What is wrong with settings of this kind, a line each."""
-    return "\n".join(dict.fromkeys(_sentence(place, item, kind) for item in error.errors()))
+def sentences(error: ValidationError, kind: type[Settings], place: Place, given: Any) -> str:
+    """What is wrong with the settings of this kind that were given, a line each."""
+    return "\n".join(dict.fromkeys(_sentence(place, item, kind, given) for item in error.errors()))
 
 
-def _sentence(place: Place, item: Any, kind: type[Settings]) -> str:
+def _sentence(place: Place, item: Any, kind: type[Settings], given: Any) -> str:
     path = [part for part in item["loc"] if not str(part).startswith("<")]  # tags of our unions, not keys
     if path[:1] == ["workers"]:
         del path[1:]
-    dotted = ".".join(str(part) for part in path)
-    where = place(path)
+    written = _as_written(path, given)
+    dotted = ".".join(str(part) for part in written)
+    where = place(written)
     if item["type"] == "extra_forbidden":
-        return f"{where}: unknown key {dotted!r}; {nearest(str(path[-1]), _keys_at(kind, path[:-1]))}"
+        known = {*_keys_at(kind, path[:-1]), *_keys_at(kind, written[:-1])}
+        return f"{where}: unknown key {dotted!r}; {nearest(str(path[-1]), known)}"
     message = item["msg"].removeprefix("Value error, ")
-    given = f" (given: {item['input']!r})" if isinstance(item["input"], str | int | float | bool) else ""
-    return f"{where}: {dotted}: {message[:1].lower() + message[1:]}{given}." if dotted else f"{where}: {message}."
+    value = f" (given: {item['input']!r})" if isinstance(item["input"], str | int | float | bool) else ""
+    return f"{where}: {dotted}: {message[:1].lower() + message[1:]}{value}." if dotted else f"{where}: {message}."
+
+
+def _as_written(path: list[str | int], given: Any) -> list[str | int]:
+    """The path in what was given: below `public` stand the keys of its corpus, with or without `corpus:`."""
+    public = given.get("public") if isinstance(given, dict) else None
+    if path[:2] != ["public", "corpus"] or (isinstance(public, dict) and "corpus" in public):
+        return path
+    return [path[0], *path[2:]]
 
 
 def _keys_at(kind: type[Settings], path: Sequence[str | int]) -> list[str]:
