@@ -68,8 +68,8 @@ def test_a_file_with_nothing_in_it_is_an_experiment_of_defaults():
         ("name: !!python/object:os.system x\n", "x.yaml:1: could not determine a constructor"),
         ("seed: 1\n? [a, b]\n: 2\n", "x.yaml:2: a key must be plain text."),
         ("seed: 1\x01", "x.yaml: unacceptable character"),
-        ("- bow\n- textcnn\n", "x.yaml: .*not a list"),
-        ("bow", "x.yaml: .*not a str"),
+        ("- bow\n- textcnn\n", "x.yaml: an experiment is made of lines such as `rounds: 5`; this is a list."),
+        ("bow", "x.yaml: an experiment is made of lines such as `rounds: 5`; this is a value without a key."),
     ],
 )
 def test_what_is_no_experiment_is_said_with_its_place(text, message):

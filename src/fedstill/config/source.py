@@ -56,9 +56,8 @@ class Source:
         except yaml.YAMLError as error:
             raise FedstillError(_yaml_error(name, error)) from error
         if not isinstance(self.values, dict):
-            raise FedstillError(
-                f"{name}: an experiment is a list of `key: value` lines, not a {type(self.values).__name__}."
-            )
+            found = "a list" if isinstance(self.values, list) else "a value without a key"
+            raise FedstillError(f"{name}: an experiment is made of lines such as `rounds: 5`; this is {found}.")
         self.overridden: set[str] = set()
 
     @classmethod
