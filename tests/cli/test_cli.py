@@ -179,6 +179,26 @@ def test_workers_load_before_this_process_has_loaded_anything_slow(here: Path, w
     assert ended.stdout.split() == [str(begins), "False"]
 
 
+def test_a_folder_of_seeds_names_them_and_one_that_went_on_is_told_apart(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = ("clients=bow", "server=bow", "train.epochs=1", "rounds=1", "alone=first")
+    assert fedstill("run", "shops.yaml", *quick, "--seeds", "2") == 0
+    capsys.readouterr()
+    for folder in ("runs/shops", "runs"):
+        assert fedstill("run", "--resume", folder, "rounds=2") == 1
+        told = " ".join(capsys.readouterr().err.split())
+        there = "runs/shops/seed-0, runs/shops/seed-1"
+        assert told == f"error: {folder} holds no run itself; go on with one that is in it: {there}."
+    assert fedstill("run", "--resume", "runs/shops/seed-0", "rounds=2") == 0
+    capsys.readouterr()
+    assert fedstill("compare", "runs/shops") == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert (
+        "2 rounds (AdaFD w/ ENWC, seed 0); 1 round (AdaFD w/ ENWC, seed 1); the mean of AdaFD w/ ENWC is over" in told
+    )
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_complete_commands(shell: str) -> None:
     asked = {"_FEDSTILL_COMPLETE": f"complete_{shell}", "COMP_WORDS": "fedstill pre", "COMP_CWORD": "1"}

@@ -11,6 +11,9 @@ import typer
 from fedstill.cli.common import Json, console, errors, experiment_source, load_workers_early, saying_how_to_go_on
 from fedstill.cli.report import page_of, tell_rounds
 from fedstill.common.errors import FedstillError
+from fedstill.common.words import listed
+
+MOST_NAMED = 10
 
 
 def run(
@@ -48,6 +51,7 @@ def run(
     shown = errors if as_json else console
     if resume is not None:
         resume, rounds = _to_go_on(resume, experiment, overrides or [], out)
+        _refuse_several(resume)
         folders.append(resume)
         with saying_how_to_go_on(resume, command(f"run --resume {resume}")), Progress(shown) as tell:
             runner.resume(resume, tell, rounds)
@@ -95,3 +99,13 @@ def _to_go_on(resume: Path, experiment: Path | None, overrides: list[str], out: 
             f"{' '.join(words)}: a run goes on as it began; only more rounds can be asked for, as in rounds=5."
         )
     return folder, int(value)
+
+
+def _refuse_several(folder: Path) -> None:
+    """Name the runs in a folder that is none itself, as that of several seeds: one of them goes on."""
+    from fedstill.results.runs import run_folders
+
+    if (folder / "experiment.yaml").exists():
+        return
+    if runs := [str(run) for run in run_folders(folder) if run != folder and (run / "experiment.yaml").is_file()]:
+        raise FedstillError(f"{folder} holds no run itself; go on with one that is in it: {listed(runs, MOST_NAMED)}.")
