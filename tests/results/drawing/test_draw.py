@@ -41,6 +41,14 @@ def test_a_name_is_text_whatever_is_in_it(tmp_path: Path) -> None:
     assert {"$alpha$ <b>", "$x_1$ & co", "a & b", "one run"} <= set(shown)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_names_that_the_font_cannot_show_are_drawn_without_a_warning(tmp_path: Path, kind: str) -> None:
+    names = ("books 📚", "ein Garten 🌻", "書店")
+    save(Sheet("", (Heat("rows", "client", "", ("a",), names, [[1, 2, 3]], "rows"),)), tmp_path / f"names.{kind}")
+    assert kind != "svg" or set(names) <= set(texts((tmp_path / "names.svg").read_text()))
+
+
 def test_a_series_looks_the_same_in_all_panels(tmp_path: Path) -> None:
     first = Lines("one", "round", "F1", (Line("A", [1, 2], [1, 2]), Line("B", [1, 2], [2, 3])))
     second = Lines("two", "round", "F1", (Line("B", [1, 2], [2, 3]),))

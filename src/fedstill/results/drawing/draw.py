@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,9 @@ def save(sheet: Sheet, path: Path) -> None:
             'Drawing a picture needs the `matplotlib` package: run `pip install "fedstill[figures]"`.'
         ) from error
     kind, drawing = path.suffix.lower()[1:], io.BytesIO()
-    with matplotlib.rc_context(LOOKS):
+    with matplotlib.rc_context(LOOKS), warnings.catch_warnings():
+        # A sign that the font lacks, such as an emoji in a client's name, is a box; in SVG it is text all the same.
+        warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)
         _draw(sheet, Figure(layout="constrained")).savefig(
             drawing, format=kind, dpi=DPI, metadata={"Title": sheet.title, **UNDATED[kind]}
         )
