@@ -59,7 +59,7 @@ READINGS = {
         linear="apart",
         foreign="apart",
         wary=True,
-        veto=0.2,
+        veto=0.05,
     ),
 }
 
