@@ -171,7 +171,7 @@ WHERE[13] = ELSEWHERE
 WHERE[NOW] = WHERE[15] = WHERE[16] = (*WHERE[12], ELSEWHERE[0], ELSEWHERE[2])
 WHERE[FRESH] = ("film reviews, mixed", "film reviews, equal", "film reviews, bow")
 WHERE[VETO] = tuple(
-    f"sixteen of two labels{public}, {kind}" for public in ("", ", public file") for kind in ("mixed", "equal", "bow")
+    f"sixteen of two labels{public}, {kind}" for public in ("", ", public file") for kind in ("mixed", "bow")
 )
 """The federations of each stage."""
 
@@ -303,7 +303,7 @@ CANDIDATES[NOW] = {
 CANDIDATES[15] = {"AdaFD": {"name": "AdaFD"}, "DS-FL": {"name": "DSFL"}}
 CANDIDATES[16] = {"AdaFD, competence": {"name": "AdaFD", "competence": True, "veto": 0}}
 CANDIDATES[FRESH] = {name: CANDIDATES[NOW][name] for name in ("AdaFD", "DS-FL", "LogitAvg", "MHAT")}
-CANDIDATES[VETO] = {"as before": {"name": "AdaFD", "veto": 0}} | CANDIDATES[15]
+CANDIDATES[VETO] = {"as before": {"name": "AdaFD", "veto": 0}, "AdaFD": {"name": "AdaFD"}}
 CANDIDATES[6] = {name: CANDIDATES[3][name] for name in ("AdaFD", "DS-FL")} | {LOCAL: {"name": "Local"}}
 
 
