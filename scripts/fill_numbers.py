@@ -76,8 +76,9 @@ def chance() -> str:
 
 
 def _stage(name: str) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
-    """choose_default.py's own names, the lines of the stage that one of them holds, and their federations."""
-    script = runpy.run_path(str(ROOT / "scripts" / "choose_default.py"))
+    """The names of choose_default.py and its stages, the lines of the stage that one holds, and their federations."""
+    files = ("default_stages.py", "choose_default.py")
+    script = {name: value for file in files for name, value in runpy.run_path(str(ROOT / "scripts" / file)).items()}
     every = [json.loads(line) for line in script["LINES"].read_text().splitlines()]
     own = [line for line in every if line["stage"] == script[name]]
     return script, own, sorted({line["federation"] for line in own})
