@@ -16,6 +16,7 @@ from fedstill.cli.report import has_bars, sparkline
 from fedstill.learning.metrics import METRICS
 from fedstill.results.compare import by_method, compare, load_runs, to_dict
 from fedstill.results.fitting import fit
+from fedstill.results.lengths import unequal_alone
 from fedstill.results.members import Member, table
 from fedstill.results.record import Record
 from fedstill.results.report.series import mean_of, score_by_round
@@ -62,7 +63,8 @@ def tell_methods(console: Console, runs: Sequence[Run]) -> None:
     shown = Table(box=box.SIMPLE_HEAD, title="\nWhat clients gained, by method", title_justify="left", show_edge=False)
     for column in ("method", "by round", "alone", "after", "gain", "worse off"):
         shown.add_column(column, justify="left" if column in ("method", "by round") else "right", overflow="fold")
-    for method, group in by_method(runs).items():
+    methods = by_method(runs)
+    for method, group in methods.items():
         scores = mean_of(score_by_round(run) for run in group).values()
         members = [member for run in group for member in Record(run.folder).members]
         bars = sparkline(list(scores)) if scores and has_bars(console) else ""
@@ -71,6 +73,8 @@ def tell_methods(console: Console, runs: Sequence[Run]) -> None:
     if shown.row_count:
         console.print(fit(shown, console.width))
         console.print("Means over clients and seeds, on each client's own test rows where it has any.", style="dim")
+    if (remark := unequal_alone(methods)) is not None:
+        console.print(remark, style="dim", highlight=False, markup=False)
 
 
 def _gained(members: Sequence[Member]) -> tuple[str, ...]:

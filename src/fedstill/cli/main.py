@@ -182,9 +182,8 @@ def compare(
 ) -> None:
     """Compare finished runs: F1, whether differences are significant, bytes and seconds."""
     from fedstill.cli.gains import tell_methods
-    from fedstill.results.compare import by_method, load_runs, to_dict
     from fedstill.results.compare import compare as compare_runs
-    from fedstill.results.lengths import unequal_alone
+    from fedstill.results.compare import load_runs, to_dict
     from fedstill.results.table import render
 
     loaded = load_runs(runs)
@@ -194,8 +193,6 @@ def compare(
         return
     console.print(render(comparison, console.width))
     tell_methods(console, loaded)
-    if (remark := unequal_alone(by_method(loaded))) is not None:
-        console.print(remark, style="dim", highlight=False, markup=False)
     console.print(f"As a page: fedstill report {' '.join(map(str, runs))}", soft_wrap=True, markup=False)
 
 
